@@ -1,0 +1,45 @@
+"""Inference-time adaptation of a frozen classifier: pure PyTorch, no I/O, no clock, no global random numbers."""
+
+from acclimate_adapters.adapter import Adapter, Signal, Step, missing, require
+from acclimate_adapters.errors import (
+    AcclimateError,
+    ConfigurationError,
+    InputError,
+    MissingSource,
+    NumericalError,
+    StateCorrupt,
+    StateError,
+    StateMismatch,
+    UnknownAdapter,
+)
+from acclimate_adapters.guard import guarded_step
+from acclimate_adapters.model import Direction, FrozenModel, Pass
+from acclimate_adapters.registry import ADAPTERS, create
+from acclimate_adapters.source import Anchors, Source
+from acclimate_adapters.state import State
+
+__all__ = [
+    "ADAPTERS",
+    "AcclimateError",
+    "Adapter",
+    "Anchors",
+    "ConfigurationError",
+    "Direction",
+    "FrozenModel",
+    "InputError",
+    "MissingSource",
+    "NumericalError",
+    "Pass",
+    "Signal",
+    "Source",
+    "State",
+    "StateCorrupt",
+    "StateError",
+    "StateMismatch",
+    "Step",
+    "UnknownAdapter",
+    "create",
+    "guarded_step",
+    "missing",
+    "require",
+]

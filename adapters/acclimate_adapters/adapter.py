@@ -1,0 +1,76 @@
+"""The contract between the methods and whoever calls them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from acclimate_adapters.errors import MissingSource
+from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.state import State
+
+Signal = float | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The answer to one batch.
+
+    Args:
+        logits: [B, K] in the precision of the model; log-probabilities up to a row constant.
+        state: the client's state with this batch folded in; the one passed in is unchanged.
+        signals: label-free measurements by name.
+        frozen_logits: [B, K], what the model answers unadapted, when the step came across it.
+    """
+
+    logits: Tensor
+    state: State
+    signals: Mapping[str, Signal] = field(default_factory=dict)
+    frozen_logits: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the signals from being changed through the caller's own reference."""
+        object.__setattr__(self, "signals", MappingProxyType(dict(self.signals)))
+
+
+class Adapter(Protocol):
+    """A method: a frozen dataclass of hyper-parameters with two pure functions.
+
+    `needs` lists what the frozen model must offer: names of `Source` quantities, "gradients" or "batch_norm".
+    """
+
+    name: ClassVar[str]
+    layout: ClassVar[int]
+    needs: ClassVar[frozenset[str]]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def init(self, model: FrozenModel) -> State:
+        """The state of a client that has sent nothing yet."""
+        ...
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        """Answer the batch x [B, C, H, W], normalised, B >= 1, and fold it into the state.
+
+        Raises:
+            InputError: the batch is empty, of another shape than the network takes, or not finite.
+            StateMismatch: the state was made for another adapter, layout or model.
+        """
+        ...
+
+
+def missing(adapter: Adapter, model: FrozenModel) -> tuple[str, ...]:
+    """What the adapter needs and the model does not offer, sorted."""
+    return tuple(sorted(adapter.needs - model.offers))
+
+
+def require(adapter: Adapter, model: FrozenModel) -> None:
+    """Refuse an adapter that this model cannot serve.
+
+    Raises:
+        MissingSource: naming everything that is missing.
+    """
+    lacking = missing(adapter, model)
+    if lacking:
+        raise MissingSource(f"adapter {adapter.name!r} needs {', '.join(lacking)}, which the model does not carry")

@@ -1,0 +1,105 @@
+"""ATP: adaptation with one learned rate per module (Bao et al., NeurIPS 2023)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from acclimate_adapters.adapter import Step
+from acclimate_adapters.errors import StateMismatch
+from acclimate_adapters.functional import entropy
+from acclimate_adapters.hyperparameters import check, choice
+from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.state import State
+
+VARIANCE = ".running_var"
+
+
+@dataclass(frozen=True, slots=True)
+class Atp:
+    """Move every module along its unsupervised direction, as far as its learned adaptation rate says.
+
+    Method:
+        h_k    direction of batch k at the global weights w_G: the negative entropy gradient for parameters (Eq. 4),
+               batch statistic - running statistic for BatchNorm statistics (Eq. 5); `FrozenModel.direction`
+        alpha  one adaptation rate per module (`Source.rates`), learned from source clients (Eq. 7); may be negative
+        batch  w_k = w_G + alpha * h_k                            (Eq. 6, Algorithm 2 line 6)
+        online w_k = w_G + alpha * (h_1 + ... + h_k) / k          (Eq. 8, Algorithm 2 lines 8 and 9)
+        logits = f(x_k; w_k), predicted after the update          (Algorithm 2 line 10)
+
+    Departures:
+        A running variance that the update would make negative is set to 0 (the paper is silent; the authors' program
+        does it too, but per batch before averaging, which differs once a variance is clamped).
+        A variance of one value per channel is undefined; its direction is 0 and a signal counts it.
+        Every batch counts the same in the mean, whatever its size, as in the paper.
+
+    Args:
+        mode: "online" keeps the mean direction of all batches so far; "batch" adapts to each batch alone.
+
+    Reference: Bao, Wei, Wang, He: "Adaptive Test-Time Personalization for Federated Learning", NeurIPS 2023.
+    """
+
+    name: ClassVar[str] = "atp"
+    layout: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]] = frozenset({"gradients", "rates"})
+
+    mode: str = choice("online", "batch", doc="online averages the directions of all batches; batch uses the last one")
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters out of range."""
+        check(self)
+
+    def init(self, model: FrozenModel) -> State:
+        """The state of a client that has sent nothing yet: a zero direction for each module that has a rate."""
+        kept = active_modules(model) if self.mode == "online" else ()
+        zeros = {name: torch.zeros_like(model.tensor(name)) for name in kept}
+        return State(self.name, self.layout, model.content_hash, tensors=zeros)
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        state.require(self.name, self.layout, model.content_hash)
+        modules = active_modules(model)
+        if state.tensors.keys() != (set(modules) if self.mode == "online" else set()):
+            raise StateMismatch(f"the state was not made by mode {self.mode!r}")
+        x = model.batch(x)
+        h = model.direction(x, modules)
+        new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
+        adapted, clamped = adapt(model, new.tensors or h.tensors)
+        logits = require_finite(model.forward(x, adapted))
+        signals = {
+            "entropy": float(entropy(logits).mean()),
+            "frozen_entropy": float(entropy(h.logits).mean()),
+            "clamped_variances": float(clamped),
+            "undefined_variances": float(len(h.undefined)),
+        }
+        return Step(logits, new, signals, h.logits)
+
+
+def active_modules(model: FrozenModel) -> tuple[str, ...]:
+    """Modules whose adaptation rate is not 0, in the order of the network."""
+    rates = model.source.rates or {}
+    return tuple(name for name in model.modules if rates.get(name, 0.0) != 0.0)
+
+
+def mean_direction(mean: Mapping[str, Tensor], h: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
+    """Mean of k directions from the mean of the first k - 1 and the k-th (Algorithm 2, line 8).
+
+    Written as mean + (h - mean) / k, which stays exact to single precision for any k that occurs. The result takes the
+    place of h, which is this batch's own; `mean`, which belongs to a state, stays what it is.
+    """
+    return {name: torch.lerp(mean[name].to(new.device), new, 1.0 / k, out=new) for name, new in h.items()}
+
+
+def adapt(model: FrozenModel, h: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """Adapted modules w_G + alpha * h (Eq. 6), running variances clamped at 0.
+
+    Returns:
+        The modules by name, and how many variances were clamped.
+    """
+    rates = model.source.rates or {}
+    adapted = {name: torch.add(model.tensor(name), direction, alpha=rates[name]) for name, direction in h.items()}
+    variances = [name for name in adapted if name.endswith(VARIANCE)]
+    clamped = sum(int((adapted[name] < 0).sum()) for name in variances)
+    return adapted | {name: adapted[name].clamp_min(0) for name in variances}, clamped

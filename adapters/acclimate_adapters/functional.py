@@ -1,0 +1,52 @@
+"""The mathematics shared by the methods: pure functions of tensors, shapes in the comments."""
+
+import torch
+from torch import Tensor
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Shannon entropy of each row's softmax, in nats.
+
+    Args:
+        logits: [..., K], any real numbers; log-probabilities up to a row constant.
+
+    Returns:
+        [...], in 0..ln K.
+    """
+    log_p = torch.log_softmax(logits, dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Mean and *unbiased* variance per channel, the convention of BatchNorm's running statistics.
+
+    Args:
+        x: [B, C, ...], the input of a BatchNorm layer.
+
+    Returns:
+        mean [C] and variance [C]; the variance is None when each channel holds a single value, where it is undefined.
+    """
+    dims = [d for d in range(x.dim()) if d != 1]
+    if x.numel() == x.shape[1]:
+        return x.mean(dims), None
+    variance, mean = torch.var_mean(x, dims, correction=1)
+    return mean, variance
+
+
+def project_to_simplex(v: Tensor) -> Tensor:
+    """Euclidean projection of each row onto the probability simplex.
+
+    Sort-and-threshold algorithm of Duchi et al., "Efficient projections onto the l1-ball", ICML 2008, figure 1.
+
+    Args:
+        v: [..., K], finite.
+
+    Returns:
+        [..., K], non-negative, rows sum to 1.
+    """
+    ordered = v.sort(dim=-1, descending=True).values
+    ranks = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
+    excess = ordered.cumsum(dim=-1) - 1  # what the ranks largest entries sum to beyond 1
+    support = (ordered - excess / ranks > 0).sum(dim=-1, keepdim=True)  # [..., 1], number of positive entries
+    threshold = excess.gather(-1, support - 1) / support
+    return (v - threshold).clamp_min(0)

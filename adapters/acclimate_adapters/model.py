@@ -1,0 +1,229 @@
+"""The frozen global model: one network and its source quantities, shared by all clients and never written to."""
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
+from acclimate_adapters.functional import batch_statistics, entropy
+from acclimate_adapters.probes import Norm, Normalise, Probe, instrument
+from acclimate_adapters.source import Source
+
+STATISTICS = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one forward pass yields."""
+
+    features: Tensor  # [B, d], the input of the classifier
+    logits: Tensor  # [B, K]
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """The update direction h of one batch at the global weights (ATP, Eq. 4 and 5)."""
+
+    tensors: Mapping[str, Tensor]  # module name -> direction, shaped like the module; the caller owns them
+    logits: Tensor  # [B, K] of that same pass: the prediction of the frozen model
+    undefined: tuple[str, ...]  # variances that one value per channel leaves undefined; their direction is 0
+
+
+class FrozenModel:
+    """A classifier in evaluation mode with its tensors keyed by name, and what was measured at the source.
+
+    Build it with `from_module`. Every method is pure and may be called from several threads at once.
+
+    Attributes:
+        classes: K, the number of classes.
+        feature_size: d, the width of the classifier's input.
+        modules: names of all tensors that can be adapted: parameters and BatchNorm running statistics.
+        statistics: those of them that are running statistics.
+        skipped: BatchNorm layers that keep no running statistics and therefore cannot be adapted.
+        content_hash: 16 hex digits over weights, running statistics, classifier name and source; a state made for one
+            hash is refused by a model with another.
+    """
+
+    def __init__(self, net: nn.Module, classifier: str, source: Source) -> None:
+        """Take over a network that nobody else holds; callers use `from_module`."""
+        self.content_hash = _content_hash(net, classifier, source)
+        self.classifier = classifier
+        self.skipped = instrument(net, classifier)
+        self._net = net
+        self._parameters = {name: p.detach() for name, p in net.named_parameters()}
+        self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
+        self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
+        self.statistics = tuple(self._buffers)
+        self.modules = (*self._parameters, *self.statistics)
+        self.classes, self.feature_size = self._parameters[f"{classifier}.weight"].shape
+        self.source = source
+        self._check_source()
+
+    @classmethod
+    def from_module(cls, net: nn.Module, *, classifier: str, source: Source) -> "FrozenModel":
+        """Freeze a copy of a network.
+
+        Args:
+            net: maps x [B, C, H, W] to logits [B, K]; copied, so later changes to it have no effect.
+            classifier: name of its last linear layer, whose input are the features.
+            source: quantities of the training side.
+
+        Raises:
+            ConfigurationError: the classifier is no linear layer, a weight is not finite, or the source speaks of
+                other classes or modules than the network has.
+        """
+        with torch.inference_mode(False):
+            return cls(copy.deepcopy(net).eval().requires_grad_(False), classifier, source)
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What adapters may need: the source quantities present, "gradients", and "batch_norm" if there is any."""
+        return self.source.present | {"gradients"} | ({"batch_norm"} if self._norms else set())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return self._parameters[f"{self.classifier}.weight"].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self._parameters[f"{self.classifier}.weight"].device
+
+    def tensor(self, name: str) -> Tensor:
+        """The global value of a module; never write to it."""
+        return self._parameters[name] if name in self._parameters else self._buffers[name]
+
+    def batch(self, x: Tensor) -> Tensor:
+        """Check a batch and move it to the model's device and precision.
+
+        Raises:
+            InputError: x is empty, has no batch axis, is not of a floating type or not finite.
+        """
+        if x.dim() < 2 or x.shape[0] == 0:
+            raise InputError(f"a batch holds at least one sample along its first axis; this one has shape {[*x.shape]}")
+        if not x.is_floating_point():
+            raise InputError(f"a batch holds normalised floating-point numbers, not {x.dtype}")
+        x = x.to(self.device, self.dtype)
+        if not bool(torch.isfinite(x).all()):
+            raise InputError("the batch holds NaN or infinite numbers")
+        return x.clone() if x.is_inference() else x  # autograd refuses tensors made in inference mode
+
+    def frozen(self, x: Tensor) -> Pass:
+        """Features and logits of the unadapted model, without gradient."""
+        with torch.no_grad():
+            return self.run(x)
+
+    def forward(self, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Logits [B, K] with some modules replaced by other tensors, without gradient."""
+        with torch.no_grad():
+            return self.run(x, tensors).logits
+
+    def run(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None, normalise: Normalise | None = None) -> Pass:
+        """One pass with some modules replaced and, if given, another rule for the BatchNorm layers.
+
+        Gradients flow to the replaced tensors if they require them and autograd is on.
+
+        Raises:
+            InputError: the network cannot take a batch of this shape.
+        """
+        probe = Probe(normalise)
+        try:
+            logits = probe.run(lambda batch: functional_call(self._net, dict(tensors or {}), batch), x)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError as error:
+            raise InputError(f"the network cannot take a batch of shape {[*x.shape]}: {error}") from error
+        if probe.features is None or logits.shape != (x.shape[0], self.classes):
+            raise ConfigurationError(
+                f"the network must end in its classifier {self.classifier!r}: features [B, d] to logits [B, K]"
+            )
+        return Pass(probe.features, logits)
+
+    def direction(self, x: Tensor, modules: Iterable[str] | None = None) -> Direction:
+        """The update direction h of a batch at the global weights, and the logits of that same pass.
+
+        Parameters: h = -gradient of the batch-mean entropy (Eq. 4). Running statistics: h = batch statistic - running
+        statistic, with the unbiased variance (Eq. 5). Both come from one pass in which every layer normalises by its
+        running statistics. Autograd stops at the earliest parameter asked for and does not run without one.
+
+        Args:
+            x: [B, C, H, W], a batch that `batch` has checked.
+            modules: names of the modules wanted; all of them when None.
+        """
+        wanted = self.modules if modules is None else tuple(modules)
+        leaves = {n: self._parameters[n].detach().requires_grad_() for n in wanted if n in self._parameters}
+        recorder = _Recorder(frozenset(wanted) & self._buffers.keys())
+        with torch.inference_mode(False), torch.set_grad_enabled(bool(leaves)):
+            logits = self.run(x, leaves, recorder if recorder.wanted else None).logits
+            tensors = recorder.directions | _descent(logits, leaves)
+        return Direction({name: tensors[name] for name in wanted}, logits.detach(), tuple(recorder.undefined))
+
+    def _check_source(self) -> None:
+        for name, value in (self._parameters | self._buffers).items():
+            if not bool(torch.isfinite(value).all()):
+                raise ConfigurationError(f"the network's {name} holds non-finite numbers")
+        if len(self.source.prior) != self.classes:
+            raise ConfigurationError(f"source.prior has {len(self.source.prior)} classes, the network {self.classes}")
+        unknown = sorted((self.source.rates or {}).keys() - set(self.modules))
+        if unknown:
+            raise ConfigurationError(
+                f"there are adaptation rates for {', '.join(unknown)}, which the network has not; it can adapt "
+                + ", ".join(self.modules)
+            )
+
+
+class _Recorder:
+    """Normalises by the running statistics and notes how the batch differs from them."""
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        self.wanted = wanted
+        self.directions: dict[str, Tensor] = {}
+        self.undefined: list[str] = []
+
+    def __call__(self, norm: Norm, x: Tensor) -> Tensor:
+        mean_name, variance_name = (f"{norm.name}.{kind}" for kind in STATISTICS)
+        if self.wanted & {mean_name, variance_name}:
+            mean, variance = batch_statistics(x.detach())
+            self.directions[mean_name] = mean - norm.running_mean
+            if variance is None:
+                self.undefined.append(variance_name)
+                variance = norm.running_var
+            self.directions[variance_name] = variance - norm.running_var
+        return norm.by_statistics(x, norm.running_mean, norm.running_var)
+
+
+def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Negative gradient of the mean entropy: the gradient of its negative, which saves a pass over the weights."""
+    if not leaves:
+        return {}
+    gradients = torch.autograd.grad(-entropy(logits).mean(), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def require_finite(logits: Tensor) -> Tensor:
+    """Pass logits through.
+
+    Raises:
+        NumericalError: some are not finite.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise NumericalError("the model answered with non-finite logits")
+    return logits
+
+
+def _content_hash(net: nn.Module, classifier: str, source: Source) -> str:
+    digest = hashlib.sha256(classifier.encode())
+    tensors = {f"net.{name}": t for name, t in net.state_dict().items() if not name.endswith("num_batches_tracked")}
+    tensors |= {f"source.{name}": t for name, t in source.tensors().items()}
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"|{name}|{tensor.dtype}|{[*tensor.shape]}|".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name, rate in sorted((source.rates or {}).items()):
+        digest.update(f"|{name}|{float(rate).hex()}|".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,95 @@
+"""A real network with everything a source can carry, and real image streams."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from acclimate_adapters import Anchors, FrozenModel, Source
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def _load_check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden_check", GOLDEN / "check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def golden() -> ModuleType:
+    """The golden checker as a module."""
+    return _load_check()
+
+
+@pytest.fixture(scope="session")
+def streams(golden: ModuleType) -> Tensor:
+    """Real images [3 clients, 6 batches, 20, 1, 28, 28], normalised."""
+    result: Tensor = golden.load_streams(GOLDEN / "A", torch.float32)
+    return result
+
+
+@pytest.fixture(scope="session")
+def network(golden: ModuleType) -> nn.Module:
+    """The trained network of the streams."""
+    net: nn.Module = golden.build_network(json.loads((GOLDEN / "A/model.json").read_text()))
+    net.load_state_dict(load_file(GOLDEN / "A/model.safetensors"), strict=False)
+    return net.eval()
+
+
+@pytest.fixture(scope="session")
+def source_quantities(network: nn.Module) -> Mapping[str, Any]:
+    """Every quantity a source can carry, by name: those of the golden data, prototypes and anchors from its images."""
+    counts = np.load(GOLDEN / "A/bbse.npz")
+    fedthe = np.load(GOLDEN / "A/fedthe.npz")
+    labels = torch.from_numpy(fedthe["local_labels"].reshape(-1))
+    images = torch.from_numpy(fedthe["local_images"].reshape(-1, 1, 28, 28)).float().div(255).sub(0.286).div(0.353)
+    rates = json.loads((GOLDEN / "A/rates.json").read_text())["rates"]
+    bare = FrozenModel.from_module(network, classifier="linear5", source=Source(prior=torch.full((10,), 0.1)))
+    features = bare.frozen(images).features
+    return {
+        "prior": torch.full((10,), 0.1),
+        "rates": rates,
+        "confusion": {mode: _columns_to_one(counts[f"counts_{mode}"]) for mode in ("soft", "hard")},
+        "prototypes": torch.stack([features[labels == k].mean(0) for k in range(10)]),
+        "descriptor": torch.from_numpy(fedthe["h_global"]),
+        "anchors": Anchors(images[:100], labels[:100]),
+    }
+
+
+def _columns_to_one(counts: np.ndarray) -> Tensor:
+    return torch.from_numpy(counts / counts.sum(0, keepdims=True))
+
+
+@pytest.fixture(scope="session")
+def make_model(network: nn.Module, source_quantities: Mapping[str, Any]) -> Callable[..., FrozenModel]:
+    """Freeze the network with some source quantities changed: `make_model(rates={})`."""
+
+    def make(**changes: Any) -> FrozenModel:
+        return FrozenModel.from_module(network, classifier="linear5", source=Source(**{**source_quantities, **changes}))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_model: Callable[..., FrozenModel]) -> FrozenModel:
+    """The network with everything a source can carry."""
+    return make_model()

@@ -1,0 +1,216 @@
+"""Every registered adapter through every check; to add an adapter is to add its examples here."""
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from acclimate_adapters import (
+    ADAPTERS,
+    Adapter,
+    FrozenModel,
+    InputError,
+    State,
+    StateMismatch,
+    create,
+    guarded_step,
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """An adapter with hyper-parameters worth checking.
+
+    `neutral` are changes of hyper-parameters and of the source under which it must answer as the frozen model; None,
+    with the reason, where no such setting exists.
+    """
+
+    name: str
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    neutral: tuple[Mapping[str, Any], Mapping[str, Any]] | None = ({}, {})
+    no_neutral_because: str = ""
+
+    def create(self) -> Adapter:
+        return create(self.name, **self.hyperparameters)
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *map(str, self.hyperparameters.values())])
+
+
+EXAMPLES = [
+    Example("none"),
+    Example("atp", {"mode": "online"}, neutral=({}, {"rates": {}})),
+    Example("atp", {"mode": "batch"}, neutral=({}, {"rates": {}})),
+]
+
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=str)
+
+
+def hash_of(model: FrozenModel) -> dict[str, bytes]:
+    return {name: model.tensor(name).numpy().tobytes() for name in model.modules}
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def answers(adapter: Adapter, model: FrozenModel, stream: Tensor) -> list[Tensor]:
+    state, logits = adapter.init(model), []
+    for batch in stream:
+        step = adapter.step(model, state, batch)
+        state = step.state
+        logits.append(step.logits)
+    return logits
+
+
+def test_every_registered_adapter_has_an_example() -> None:
+    assert {example.name for example in EXAMPLES} >= ADAPTERS.keys()
+
+
+@each_example
+def test_step_changes_neither_its_inputs_nor_the_model(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter = example.create()
+    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    x = streams[0, 1].clone()
+    before = state.to_bytes(), x.clone(), hash_of(model)
+    adapter.step(model, state, x)
+    assert state.to_bytes() == before[0]
+    assert same(x, before[1])
+    assert hash_of(model) == before[2]
+
+
+@each_example
+def test_same_inputs_give_the_same_bits(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter = example.create()
+    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    first, second = (adapter.step(model, state, streams[0, 1]) for _ in range(2))
+    assert same(first.logits, second.logits)
+    assert first.state.to_bytes() == second.state.to_bytes()
+    assert first.signals == second.signals
+
+
+@each_example
+def test_step_after_saving_and_loading_is_the_same_step(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter = example.create()
+    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    loaded = State.from_bytes(state.to_bytes())
+    a, b = (adapter.step(model, s, streams[0, 1]) for s in (state, loaded))
+    assert same(a.logits, b.logits)
+    assert a.state.to_bytes() == b.state.to_bytes()
+
+
+@each_example
+def test_interleaved_clients_answer_as_if_alone(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter = example.create()
+    alone = [answers(adapter, model, streams[c, :3]) for c in (0, 1)]
+    states = [adapter.init(model), adapter.init(model)]
+    for k in range(3):
+        for c in (0, 1):
+            step = adapter.step(model, states[c], streams[c, k])
+            states[c] = step.state
+            assert same(step.logits, alone[c][k])
+
+
+@each_example
+def test_logits_are_finite_and_the_state_counts_batches(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter, state = example.create(), example.create().init(model)
+    for k, batch in enumerate(streams[0, :3]):
+        step = adapter.step(model, state, batch)
+        state = step.state
+        assert step.logits.shape == (20, 10)
+        assert bool(step.logits.isfinite().all())
+        assert state.step == k + 1
+
+
+@each_example
+def test_batch_of_one_is_answered(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter = example.create()
+    state = adapter.step(model, adapter.init(model), streams[0, 0, :1]).state
+    step = adapter.step(model, state, streams[0, 0, 1:2])
+    assert step.logits.shape == (1, 10)
+    assert bool(step.logits.isfinite().all())
+    assert all(bool(t.isfinite().all()) for t in step.state.tensors.values())
+
+
+@each_example
+def test_neutral_setting_answers_as_the_frozen_model(
+    example: Example, make_model: Callable[..., FrozenModel], streams: Tensor
+) -> None:
+    if example.neutral is None:
+        assert example.no_neutral_because
+        pytest.skip(example.no_neutral_because)
+    hyperparameters, source = example.neutral
+    adapter, model = create(example.name, **{**example.hyperparameters, **hyperparameters}), make_model(**source)
+    for logits, batch in zip(answers(adapter, model, streams[0, :3]), streams[0, :3], strict=True):
+        torch.testing.assert_close(logits.softmax(-1), model.frozen(batch).logits.softmax(-1), rtol=0, atol=1e-6)
+
+
+@each_example
+def test_state_of_another_adapter_layout_or_model_is_refused(
+    example: Example, model: FrozenModel, make_model: Callable[..., FrozenModel], streams: Tensor
+) -> None:
+    adapter = example.create()
+    state = adapter.init(model)
+    strangers = [
+        State("someone-else", state.layout, state.model, 0, state.tensors),
+        State(state.adapter, state.layout + 1, state.model, 0, state.tensors),
+        adapter.init(make_model(prior=torch.tensor([0.19] + [0.09] * 9))),
+    ]
+    for stranger in strangers:
+        with pytest.raises(StateMismatch):
+            adapter.step(model, stranger, streams[0, 0])
+
+
+@each_example
+@pytest.mark.parametrize("spoil", ["nan", "infinite", "empty"])
+def test_unusable_batch_is_refused_and_the_state_kept(
+    example: Example, spoil: str, model: FrozenModel, streams: Tensor
+) -> None:
+    adapter = example.create()
+    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    before = state.to_bytes()
+    x = streams[0, 1].clone()
+    x[3, 0, 5, 5] = {"nan": float("nan"), "infinite": float("inf"), "empty": 0.0}[spoil]
+    with pytest.raises(InputError):
+        adapter.step(model, state, x[:0] if spoil == "empty" else x)
+    assert state.to_bytes() == before
+
+
+@each_example
+def test_guarded_step_is_the_step_when_nothing_goes_wrong(
+    example: Example, model: FrozenModel, streams: Tensor
+) -> None:
+    adapter = example.create()
+    plain, guarded = (
+        f(model, adapter.init(model), streams[0, 0]) for f in (adapter.step, lambda *a: guarded_step(adapter, *a))
+    )
+    assert same(plain.logits, guarded.logits)
+    assert guarded.signals["fallback"] == 0
+
+
+@each_example
+def test_neither_state_nor_hooks_nor_memory_grow_over_500_steps(
+    example: Example, model: FrozenModel, streams: Tensor
+) -> None:
+    adapter = example.create()
+    batches = streams[0].flatten(0, 1)[:120].reshape(60, 2, 1, 28, 28)
+
+    def run(state: State, steps: int) -> State:
+        for k in range(steps):
+            state = adapter.step(model, state, batches[k % 60]).state
+        return state
+
+    def live_tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+
+    state = run(adapter.init(model), 100)  # enough for bounded windows to fill
+    size, tensors = state.nbytes, live_tensors()
+    state = run(state, 400)
+    assert state.nbytes == size
+    assert live_tensors() <= tensors
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model._net.modules())
