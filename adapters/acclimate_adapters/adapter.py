@@ -23,12 +23,14 @@ class Step:
         state: the client's state with this batch folded in; the one passed in is unchanged.
         signals: label-free measurements by name.
         frozen_logits: [B, K], what the model answers unadapted, when the step came across it.
+        features: [B, d], the classifier's input in the pass that gave the logits, for a chained correction of the prior.
     """
 
     logits: Tensor
     state: State
     signals: Mapping[str, Signal] = field(default_factory=dict)
     frozen_logits: Tensor | None = None
+    features: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Keep the signals from being changed through the caller's own reference."""

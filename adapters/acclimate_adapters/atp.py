@@ -67,14 +67,15 @@ class Atp:
         h = model.direction(x, modules)
         new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
         adapted, clamped = adapt(model, new.tensors or h.tensors)
-        logits = require_finite(model.forward(x, adapted))
+        answer = model.adapted(x, adapted)
+        logits = require_finite(answer.logits)
         signals = {
             "entropy": float(entropy(logits).mean()),
             "frozen_entropy": float(entropy(h.logits).mean()),
             "clamped_variances": float(clamped),
             "undefined_variances": float(len(h.undefined)),
         }
-        return Step(logits, new, signals, h.logits)
+        return Step(logits, new, signals, h.logits, answer.features)
 
 
 def active_modules(model: FrozenModel) -> tuple[str, ...]:

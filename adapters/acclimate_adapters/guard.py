@@ -1,5 +1,7 @@
 """Label-free guard rails: a step that went wrong answers with the frozen model and leaves the state as it was."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Step
@@ -32,7 +34,7 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) 
         return _fall_back(state, require_finite(model.frozen(model.batch(x)).logits))
     if step.frozen_logits is not None and collapsed(step.logits, step.frozen_logits):
         return _fall_back(state, step.frozen_logits)
-    return Step(step.logits, step.state, {**step.signals, "fallback": 0.0}, step.frozen_logits)
+    return replace(step, signals={**step.signals, "fallback": 0.0})
 
 
 def collapsed(adapted: Tensor, frozen: Tensor) -> bool:

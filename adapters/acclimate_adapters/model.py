@@ -119,10 +119,14 @@ class FrozenModel:
         with torch.no_grad():
             return self.run(x)
 
+    def adapted(self, x: Tensor, tensors: Mapping[str, Tensor]) -> Pass:
+        """Features and logits with some modules replaced by other tensors, without gradient."""
+        with torch.no_grad():
+            return self.run(x, tensors)
+
     def forward(self, x: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Logits [B, K] with some modules replaced by other tensors, without gradient."""
-        with torch.no_grad():
-            return self.run(x, tensors).logits
+        return self.adapted(x, tensors).logits
 
     def run(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None, normalise: Normalise | None = None) -> Pass:
         """One pass with some modules replaced and, if given, another rule for the BatchNorm layers.

@@ -32,5 +32,6 @@ class NoAdaptation:
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         state.require(self.name, self.layout, model.content_hash)
-        logits = require_finite(model.frozen(model.batch(x)).logits)
-        return Step(logits, state.next(), {"entropy": float(entropy(logits).mean())}, logits)
+        frozen = model.frozen(model.batch(x))
+        logits = require_finite(frozen.logits)
+        return Step(logits, state.next(), {"entropy": float(entropy(logits).mean())}, logits, frozen.features)
