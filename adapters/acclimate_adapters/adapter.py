@@ -23,7 +23,7 @@ class Step:
         state: the client's state with this batch folded in; the one passed in is unchanged.
         signals: label-free measurements by name.
         frozen_logits: [B, K], what the model answers unadapted, when the step came across it.
-        features: [B, d], the classifier's input in the pass that gave the logits, for a chained correction of the prior.
+        features: [B, d], the classifier's input in the pass that gave the logits; what chains hand on.
     """
 
     logits: Tensor
