@@ -1,0 +1,51 @@
+"""Client for Acclimate: predictions that adapt to each client.
+
+Example:
+    >>> with Client("http://127.0.0.1:8000") as client:
+    ...     prediction = client.predict("cam-7", images)
+"""
+
+from acclimate_client._images import Images, Layout
+from acclimate_client._version import __version__
+from acclimate_client.async_client import AsyncClient
+from acclimate_client.client import Client
+from acclimate_client.errors import (
+    AcclimateClientError,
+    ConnectionFailed,
+    ProblemError,
+    Timeout,
+    UnexpectedReplyError,
+)
+from acclimate_client.results import (
+    AdapterInfo,
+    ClientInfo,
+    InputInfo,
+    ModelInfo,
+    ModelRef,
+    Prediction,
+    ResetResult,
+    StateInfo,
+    StoredState,
+)
+
+__all__ = [
+    "AcclimateClientError",
+    "AdapterInfo",
+    "AsyncClient",
+    "Client",
+    "ClientInfo",
+    "ConnectionFailed",
+    "Images",
+    "InputInfo",
+    "Layout",
+    "ModelInfo",
+    "ModelRef",
+    "Prediction",
+    "ProblemError",
+    "ResetResult",
+    "StateInfo",
+    "StoredState",
+    "Timeout",
+    "UnexpectedReplyError",
+    "__version__",
+]

@@ -1,0 +1,186 @@
+"""Each method of the clients as a record of what to send and how to read the reply. Nothing here sends."""
+
+import math
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
+
+import httpx
+
+from acclimate_client import _replies
+from acclimate_client._images import Images, Layout, encode
+from acclimate_client._version import __version__
+from acclimate_client.results import ClientInfo, ModelInfo, Prediction, ResetResult
+
+T = TypeVar("T")
+
+CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+IDEMPOTENCY_KEY = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")  # spaces at the ends do not survive in a header
+LONGEST_DEADLINE = 600.0  # seconds the server lets a request ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One logical call: the same request for every attempt.
+
+    Attributes:
+        read: Reads the reply, or raises the error it stands for.
+        timeout: Seconds to wait for the server, None for the client's own.
+        idempotency_key: Key under which the server applies the call at most once.
+        writes: Whether the call may change a client's state.
+        repeats: Whether to try again after a failure that allows it.
+    """
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    timeout: float | None = None
+    idempotency_key: str | None = None
+    writes: bool = False
+    repeats: bool = True
+
+    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+        """Returns the request, relative to the base URL of `http`."""
+        key = {} if self.idempotency_key is None else {"Idempotency-Key": self.idempotency_key}
+        return http.build_request(
+            self.method,
+            self.path,
+            params=self.params or None,
+            content=self.content,
+            headers={**self.headers, **key},
+            timeout=httpx.USE_CLIENT_DEFAULT if self.timeout is None else self.timeout,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What both clients are configured with.
+
+    Attributes:
+        base_url: http or https URL of the service, or of the load balancer before it; may hold a path prefix.
+        timeout: Seconds that one attempt may wait to connect, and for each piece of the reply.
+        max_retries: Attempts after the first one.
+        headers: Sent with every request, e.g. credentials.
+
+    Raises:
+        ValueError: One of them is outside its range.
+    """
+
+    base_url: str
+    timeout: float
+    max_retries: int
+    headers: Mapping[str, str] | None
+
+    def __post_init__(self) -> None:
+        _check_url(self.base_url)
+        check_timeout(self.timeout)
+        if self.max_retries < 0:
+            raise ValueError(f"max_retries is {self.max_retries}; accepted are 0 and more")
+
+    def all_headers(self) -> dict[str, str]:
+        """Returns the headers of every request; the caller's win over our User-Agent."""
+        return {"User-Agent": f"acclimate-client/{__version__}", **(self.headers or {})}
+
+
+def predict(
+    client_id: str,
+    images: Images,
+    *,
+    adapt: bool,
+    probabilities: bool,
+    idempotency_key: str | None,
+    layout: Layout | None,
+    timeout: float,
+) -> Call[Prediction]:
+    """Returns the call that predicts one batch; see `Client.predict`."""
+    check_timeout(timeout)
+    path = f"{_client_path(client_id)}/predict"
+    key = _key(idempotency_key)
+    body = encode(images, layout)
+    deadline = math.ceil(min(timeout, LONGEST_DEADLINE) * 1000)
+    return Call(
+        method="POST",
+        path=path,
+        read=partial(_replies.read_prediction, idempotency_key=key),
+        headers={**body.headers, "X-Request-Timeout-Ms": str(deadline)},
+        params={"adapt": _flag(adapt), "probabilities": _flag(probabilities)},
+        content=body.content,
+        timeout=timeout,
+        idempotency_key=key,
+        writes=adapt,
+    )
+
+
+def get(client_id: str) -> Call[ClientInfo]:
+    """Returns the call that describes a client."""
+    return Call("GET", _client_path(client_id), _replies.read_client)
+
+
+def reset(client_id: str, *, idempotency_key: str | None) -> Call[ResetResult]:
+    """Returns the call that puts a client back to the global model."""
+    path = f"{_client_path(client_id)}/reset"
+    key = _key(idempotency_key)
+    read = partial(_replies.read_reset, idempotency_key=key)
+    return Call("POST", path, read, idempotency_key=key, writes=True)
+
+
+def delete(client_id: str) -> Call[None]:
+    """Returns the call that removes a client."""
+    return Call("DELETE", _client_path(client_id), _replies.read_nothing, writes=True)
+
+
+def models() -> Call[tuple[ModelInfo, ...]]:
+    """Returns the call that lists the models."""
+    return Call("GET", "/models", _replies.read_models)
+
+
+def live() -> Call[bool]:
+    """Returns the call that asks whether the process answers."""
+    return Call("GET", "/v2/health/live", _replies.read_live, repeats=False)
+
+
+def ready() -> Call[bool]:
+    """Returns the call that asks whether the service takes batches."""
+    return Call("GET", "/v2/health/ready", _replies.read_ready, repeats=False)
+
+
+def check_timeout(timeout: float) -> None:
+    """Raises ValueError unless `timeout` is a positive, finite number of seconds."""
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"timeout is {timeout}; accepted are seconds above 0")
+
+
+def _check_url(base_url: str) -> None:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"base_url is {base_url!r}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"base_url is {base_url!r}; accepted is e.g. 'http://127.0.0.1:8000'")
+
+
+def _client_path(client_id: str) -> str:
+    if not CLIENT_ID.fullmatch(client_id):
+        raise ValueError(
+            f"client_id is {client_id!r}; accepted are 1 to 128 letters, digits and . _ ~ -, a letter or digit first"
+        )
+    return f"/clients/{client_id}"
+
+
+def _key(idempotency_key: str | None) -> str:
+    key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+    if not IDEMPOTENCY_KEY.fullmatch(key):
+        raise ValueError(
+            f"idempotency_key is {key!r}; accepted are 1 to 255 printable ASCII characters, no space at either end"
+        )
+    return key
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,169 @@
+"""The blocking client."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from acclimate_client import _calls
+from acclimate_client._calls import Call, Settings
+from acclimate_client._images import Images, Layout
+from acclimate_client._retry import Retries
+from acclimate_client.errors import AcclimateClientError, ConnectionFailed, Timeout
+from acclimate_client.results import ClientInfo, ModelInfo, Prediction, ResetResult
+
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to an Acclimate service; may be shared by threads. Close it, or use it as a context manager.
+
+    Failures that may pass (connection, timeout, overload, draining, a key still running) are tried again under the
+    same idempotency key, so a batch is applied once however often it is sent.
+
+    Args:
+        base_url: http or https URL of the service, e.g. "http://127.0.0.1:8000".
+        timeout: Seconds that one attempt may wait to connect, and for each piece of the reply.
+        max_retries: Attempts after the first one. Waits grow from 0.25 s to 8 s, with full jitter; Retry-After is
+            honoured up to 60 s, above that the error is raised at once.
+        headers: Sent with every request, e.g. credentials.
+
+    Raises:
+        ValueError: An argument is outside its range.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeout: float = 30.0,
+        max_retries: int = 4,
+        headers: Mapping[str, str] | None = None,
+        _sleep: Callable[[float], None] = time.sleep,
+        _random: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = Settings(base_url, timeout, max_retries, headers)
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
+        self._sleep = _sleep
+        self._random = _random
+
+    def predict(
+        self,
+        client_id: str,
+        images: Images,
+        *,
+        adapt: bool = True,
+        probabilities: bool = False,
+        idempotency_key: str | None = None,
+        layout: Layout | None = None,
+        timeout: float | None = None,
+    ) -> Prediction:
+        """Predicts one batch and, unless told otherwise, adapts the client's model to it.
+
+        Args:
+            client_id: Whose model: 1 to 128 letters, digits and `. _ ~ -`, a letter or digit first.
+            images: One array or list of arrays, uint8 in 0..255 or floating in 0..1, [B, H, W], [B, H, W, C] or
+                [B, C, H, W]; or a list of PNG or JPEG files given as paths, bytes or PIL images.
+            adapt: Whether the batch changes the client's state.
+            probabilities: Whether the reply holds the whole posterior.
+            idempotency_key: 1 to 255 printable ASCII characters; default a new UUID. Pass the key of an earlier call
+                with the same images to learn what became of it: the batch is not applied again.
+            layout: Order of the axes of arrays, for shapes that fit the model in two ways.
+            timeout: As in the constructor, for this call; also the deadline after which the server drops the work.
+
+        Raises:
+            TypeError, ValueError: An argument is of no accepted type or out of range. Nothing was sent.
+            OSError: An image file cannot be read. Nothing was sent.
+            AcclimateClientError: What became of the request; see `acclimate_client.errors`.
+        """
+        return self._run(
+            _calls.predict(
+                client_id,
+                images,
+                adapt=adapt,
+                probabilities=probabilities,
+                idempotency_key=idempotency_key,
+                layout=layout,
+                timeout=self._settings.timeout if timeout is None else timeout,
+            )
+        )
+
+    def get(self, client_id: str) -> ClientInfo:
+        """Describes a client.
+
+        Raises:
+            ClientUnknownError: The server holds no state for it.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.get(client_id))
+
+    def reset(self, client_id: str, *, idempotency_key: str | None = None) -> ResetResult:
+        """Puts a client back to the global model; a repeated key does not wipe batches applied since.
+
+        Raises:
+            ClientUnknownError: The server holds no state for it.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.reset(client_id, idempotency_key=idempotency_key))
+
+    def delete(self, client_id: str) -> None:
+        """Removes a client and all that was learned for it; no error if there is none.
+
+        Raises:
+            AcclimateClientError: The client may still exist.
+        """
+        self._run(_calls.delete(client_id))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Lists the models the server offers.
+
+        Raises:
+            AcclimateClientError: The list could not be fetched.
+        """
+        return self._run(_calls.models())
+
+    def live(self) -> bool:
+        """Returns whether the server answers at all. Tries once.
+
+        Raises:
+            AcclimateClientError: Something answers, but not an Acclimate server.
+        """
+        return self._probe(_calls.live())
+
+    def ready(self) -> bool:
+        """Returns whether the server takes batches now. Tries once.
+
+        Raises:
+            AcclimateClientError: Something answers, but not an Acclimate server.
+        """
+        return self._probe(_calls.ready())
+
+    def close(self) -> None:
+        """Closes the connections; the client cannot be used afterwards."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, call: Call[T]) -> T:
+        retries = Retries(call, self._settings.max_retries, self._random)
+        while True:
+            try:
+                return call.read(self._http.send(call.request(self._http)))
+            except (httpx.RequestError, AcclimateClientError) as error:
+                delay = retries.after(error)
+            self._sleep(delay)
+
+    def _probe(self, call: Call[bool]) -> bool:
+        try:
+            return self._run(call)
+        except (ConnectionFailed, Timeout):
+            return False

@@ -1,0 +1,271 @@
+"""Everything the client raises once a request was sent; junk arguments are `TypeError` and `ValueError`.
+
+AcclimateClientError
+  + ConnectionFailed
+  + Timeout
+  + UnexpectedReplyError
+  + ProblemError
+    - MalformedBodyError
+    - NotFoundError
+    - ClientUnknownError
+    - MethodNotAllowedError
+    - RequestRunningError
+    - ConflictError
+    - ClientDeletedError
+    - KeyUsedBeforeDeleteError
+    - OtherModelError
+    - BodyTooLargeError
+    - TooManyImagesError
+    - UnsupportedMediaTypeError
+    - InvalidClientIdError
+    - InvalidRequestError
+    - EmptyBatchError
+    - WrongShapeError
+    - AmbiguousLayoutError
+    - AmbiguousDtypeError
+    - WrongDtypeError
+    - OutOfRangeError
+    - NonFiniteError
+    - TooManyPixelsError
+    - UndecodableImageError
+    - KeyReusedError
+    - TooManyRequestsError
+    - InternalError
+    - StoreUnavailableError
+    - StateCorruptError
+    - DrainingError
+    - DeadlineExceededError
+    - StoreFullError
+"""
+
+from types import MappingProxyType
+from typing import Literal
+
+Committed = bool | Literal["unknown"]
+
+
+class AcclimateClientError(Exception):
+    """Root of all errors of this package.
+
+    Attributes:
+        attempts: Requests sent for this call, the first one included.
+        idempotency_key: Key that all of them carried. Repeating the call with it cannot apply the batch twice;
+            None where the call needs none.
+        retryable: Whether the same call may succeed later.
+        state_committed: Whether the client's state changed. "unknown" if any attempt may have changed it.
+    """
+
+    attempts: int = 0
+    idempotency_key: str | None = None
+    retryable: bool = False
+    state_committed: Committed = "unknown"
+
+
+class ConnectionFailed(AcclimateClientError):
+    """The connection could not be made, or broke before the reply was complete."""
+
+
+class Timeout(AcclimateClientError):
+    """The server did not answer within the timeout."""
+
+
+class UnexpectedReplyError(AcclimateClientError):
+    """The reply reports success but is not in the format of this API."""
+
+
+class ProblemError(AcclimateClientError):
+    """The server refused the request. Codes that this version does not know raise this class itself.
+
+    Attributes:
+        code: Stable name of the problem, or `http_<status>` when the reply was not a problem document.
+        status: HTTP status.
+        detail: What was wrong and what is accepted.
+        request_id: Finds the request in the server's log.
+        retry_after: Seconds the server asks to wait, None if it does not say.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        status: int,
+        detail: str,
+        retryable: bool,
+        state_committed: Committed = "unknown",
+        request_id: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        # Every argument is in `args`, so the error survives pickling on its way out of a worker process.
+        super().__init__(code, status, detail, retryable, state_committed, request_id, retry_after)
+        self.code = code
+        self.status = status
+        self.detail = detail
+        self.retryable = retryable
+        self.state_committed = state_committed
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        request = f" [request {self.request_id}]" if self.request_id else ""
+        return f"{self.code} ({self.status}): {self.detail}{request}"
+
+
+class MalformedBodyError(ProblemError):
+    """`malformed_body` (400): the body cannot be parsed as the type it declares."""
+
+
+class NotFoundError(ProblemError):
+    """`not_found` (404): the server has no such route."""
+
+
+class ClientUnknownError(ProblemError):
+    """`client_unknown` (404): the server holds no state for this client."""
+
+
+class MethodNotAllowedError(ProblemError):
+    """`method_not_allowed` (405): the route does not take this method."""
+
+
+class RequestRunningError(ProblemError):
+    """`request_running` (409): a request with the same idempotency key is still running."""
+
+
+class ConflictError(ProblemError):
+    """`conflict` (409): other replicas kept changing the client's state first."""
+
+
+class ClientDeletedError(ProblemError):
+    """`client_deleted` (409): the client was deleted while the request ran."""
+
+
+class KeyUsedBeforeDeleteError(ProblemError):
+    """`key_used_before_delete` (409): the idempotency key belongs to the client's previous life."""
+
+
+class OtherModelError(ProblemError):
+    """`other_model` (409): the batch of this key was applied to another model, and its answer is gone."""
+
+
+class BodyTooLargeError(ProblemError):
+    """`body_too_large` (413): the body has more bytes than the server takes."""
+
+
+class TooManyImagesError(ProblemError):
+    """`too_many_images` (413): the batch has more images than the server takes."""
+
+
+class UnsupportedMediaTypeError(ProblemError):
+    """`unsupported_media_type` (415): the server does not read this content type."""
+
+
+class InvalidClientIdError(ProblemError):
+    """`invalid_client_id` (422): the client id holds characters that are not allowed, or is too long."""
+
+
+class InvalidRequestError(ProblemError):
+    """`invalid_request` (422): a header or query parameter is out of range."""
+
+
+class EmptyBatchError(ProblemError):
+    """`empty_batch` (422): the batch holds no image."""
+
+
+class WrongShapeError(ProblemError):
+    """`wrong_shape` (422): the images do not have the model's size or channels."""
+
+
+class AmbiguousLayoutError(ProblemError):
+    """`ambiguous_layout` (422): the shape fits both NHWC and NCHW: pass `layout`."""
+
+
+class AmbiguousDtypeError(ProblemError):
+    """`ambiguous_dtype` (422): the numbers may be 0..255 or 0..1."""
+
+
+class WrongDtypeError(ProblemError):
+    """`wrong_dtype` (422): the array is neither uint8 nor floating."""
+
+
+class OutOfRangeError(ProblemError):
+    """`out_of_range` (422): floats lie outside 0..1."""
+
+
+class NonFiniteError(ProblemError):
+    """`non_finite` (422): the batch holds NaN or infinity."""
+
+
+class TooManyPixelsError(ProblemError):
+    """`too_many_pixels` (422): an image has more pixels than the server decodes."""
+
+
+class UndecodableImageError(ProblemError):
+    """`undecodable_image` (422): an image is truncated, or neither PNG nor JPEG."""
+
+
+class KeyReusedError(ProblemError):
+    """`key_reused` (422): the idempotency key was used with another body."""
+
+
+class TooManyRequestsError(ProblemError):
+    """`too_many_requests` (429): the server has more work than it accepts."""
+
+
+class InternalError(ProblemError):
+    """`internal` (500): the server failed."""
+
+
+class StoreUnavailableError(ProblemError):
+    """`store_unavailable` (503): Redis does not answer, so the batch cannot be made durable."""
+
+
+class StateCorruptError(ProblemError):
+    """`state_corrupt` (503): the client's stored state fails its checks: reset or delete the client."""
+
+
+class DrainingError(ProblemError):
+    """`draining` (503): the replica is shutting down."""
+
+
+class DeadlineExceededError(ProblemError):
+    """`deadline_exceeded` (504): the work expired before it began, and changed nothing."""
+
+
+class StoreFullError(ProblemError):
+    """`store_full` (507): Redis is out of memory and refused the batch."""
+
+
+PROBLEMS: MappingProxyType[str, type[ProblemError]] = MappingProxyType(
+    {
+        "malformed_body": MalformedBodyError,
+        "not_found": NotFoundError,
+        "client_unknown": ClientUnknownError,
+        "method_not_allowed": MethodNotAllowedError,
+        "request_running": RequestRunningError,
+        "conflict": ConflictError,
+        "client_deleted": ClientDeletedError,
+        "key_used_before_delete": KeyUsedBeforeDeleteError,
+        "other_model": OtherModelError,
+        "body_too_large": BodyTooLargeError,
+        "too_many_images": TooManyImagesError,
+        "unsupported_media_type": UnsupportedMediaTypeError,
+        "invalid_client_id": InvalidClientIdError,
+        "invalid_request": InvalidRequestError,
+        "empty_batch": EmptyBatchError,
+        "wrong_shape": WrongShapeError,
+        "ambiguous_layout": AmbiguousLayoutError,
+        "ambiguous_dtype": AmbiguousDtypeError,
+        "wrong_dtype": WrongDtypeError,
+        "out_of_range": OutOfRangeError,
+        "non_finite": NonFiniteError,
+        "too_many_pixels": TooManyPixelsError,
+        "undecodable_image": UndecodableImageError,
+        "key_reused": KeyReusedError,
+        "too_many_requests": TooManyRequestsError,
+        "internal": InternalError,
+        "store_unavailable": StoreUnavailableError,
+        "state_corrupt": StateCorruptError,
+        "draining": DrainingError,
+        "deadline_exceeded": DeadlineExceededError,
+        "store_full": StoreFullError,
+    }
+)
+"""Error class of each code the server may answer with."""

@@ -1,0 +1,140 @@
+"""What the server answers, as frozen records. Members that this version does not know are ignored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acclimate_client.errors import Committed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Name and version of a published model."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo:
+    """What became of the client's state.
+
+    Attributes:
+        version: Number of changes applied to the client's state so far.
+        status: cold (first batch of this client), warm (in the replica's memory), restored (loaded from Redis),
+            reset or frozen.
+        committed: Whether this call changed the state; "unknown" if that could not be told.
+        replayed: none (the first time this call is answered), stored or recomputed (a retry: the first answer
+            again), unavailable (a retry: the change was applied, but its answer is gone).
+    """
+
+    version: int
+    status: str
+    committed: Committed
+    replayed: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """Answer to one batch of B images among K classes.
+
+    All of `labels`, `indices` and `confidence` are empty when `state.replayed` is "unavailable".
+
+    Attributes:
+        labels: Class name of each image. [B]
+        indices: Class index of each image, int64 in 0..K-1. [B]
+        confidence: Probability of that class, float64 in 0..1. [B]
+        probabilities: Posterior of each image, float64, rows sum to 1; None unless asked for. [B, K]
+        signals: Label-free measurements of the adapter by name.
+        idempotency_key: Key the batch was applied under; repeating the call with it returns this answer.
+    """
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    labels: tuple[str, ...]
+    indices: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    probabilities: NDArray[np.float64] | None
+    state: StateInfo
+    signals: Mapping[str, float | tuple[float, ...]]
+    request_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """The state the server holds for a client.
+
+    Attributes:
+        version: Number of changes applied so far.
+        status: As in `StateInfo`.
+        bytes: Size of the state.
+        tier: Where it was found, e.g. the replica's memory or Redis.
+    """
+
+    version: int
+    status: str
+    bytes: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """One client as the server knows it."""
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    state: StoredState
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """A client put back to the global model."""
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    state: StateInfo
+    request_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """Size of the images a model takes, in pixels."""
+
+    channels: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """Whether a model can be served with an adapter, and if not, what its bundle lacks."""
+
+    available: bool
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model the server offers.
+
+    Attributes:
+        classes: Class names, in the order of the class indices. [K]
+        adapters: Adapters by name.
+        default: Whether requests that name no model are served by this one.
+    """
+
+    name: str
+    version: str
+    architecture: str
+    classes: tuple[str, ...]
+    input: InputInfo
+    adapters: Mapping[str, AdapterInfo]
+    default: bool

@@ -1,0 +1,192 @@
+"""A bundle: one published version of a frozen model, with all that serving it needs."""
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from acclimate_adapters import FrozenModel, Source
+from acclimate_adapters.errors import ConfigurationError
+from acclimate_store.architectures import build
+from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError
+from acclimate_store.integrity import MODEL_FILE, check_files
+from acclimate_store.manifest import MANIFEST_FILE, Manifest
+from acclimate_store.sources import check_source, encode_source, read_source
+from acclimate_store.tensors import encode_tensors, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A model ready to serve."""
+
+    manifest: Manifest
+    model: FrozenModel
+
+    def prepare(self, images: NDArray[Any]) -> Tensor:
+        """Normalised network input on the model's device; see `InputSpec.normalise`.
+
+        Args:
+            images: [B, C, H, W], uint8 in 0..255 or float32 in 0..1.
+
+        Raises:
+            InputError: another shape or type.
+        """
+        return self.manifest.input.normalise(images, self.model.device)
+
+
+def load_bundle(directory: Path, device: torch.device | str = "cpu", allowed_imports: Collection[str] = ()) -> Bundle:
+    """Verify a bundle, build its network and try it.
+
+    Args:
+        directory: `<store>/<name>/<version>`.
+        device: where the model will run.
+        allowed_imports: see `architectures.build`.
+
+    Raises:
+        ManifestError: the manifest is missing or malformed.
+        IntegrityError: a file is missing, changed or unlisted.
+        ArchitectureError: the network cannot be built.
+        TensorError: weights or source do not fit the network, or it answers with nonsense.
+    """
+    manifest = read_manifest(directory)
+    check_files(directory, manifest)
+    net = _read_network(directory, manifest, allowed_imports)
+    source = read_source(directory, manifest.input, device)
+    try:
+        model = FrozenModel.from_module(net.to(device), classifier=manifest.classifier, source=source)
+    except ConfigurationError as error:
+        raise TensorError(f"{manifest.key} contradicts itself: {error}") from error
+    if model.classes != len(manifest.classes):
+        raise ManifestError(f"{manifest.key} names {len(manifest.classes)} classes, its network has {model.classes}")
+    check_source(model)
+    bundle = Bundle(manifest, model)
+    _try(bundle)
+    return bundle
+
+
+def inspect_bundle(directory: Path, allowed_imports: Collection[str] = ()) -> tuple[str, ...]:
+    """Everything that is wrong with a bundle; empty when `load_bundle` would accept it."""
+    try:
+        manifest = read_manifest(directory)
+    except BundleError as error:
+        return error.problems
+    parts: tuple[Callable[[], object], ...] = (
+        lambda: check_files(directory, manifest),
+        lambda: _read_network(directory, manifest, allowed_imports),
+        lambda: read_source(directory, manifest.input),
+    )
+    problems = dict.fromkeys(problem for part in parts for problem in _problems(part))
+    return tuple(problems) or _problems(lambda: load_bundle(directory, allowed_imports=allowed_imports))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Parse the manifest of a bundle.
+
+    Raises:
+        ManifestError: it is missing or malformed.
+    """
+    path = directory / MANIFEST_FILE
+    if not path.is_file():
+        raise ManifestError(f"{directory} is no bundle: it has no {MANIFEST_FILE}")
+    return Manifest.from_json(path.read_bytes())
+
+
+def write_bundle(
+    root: Path,
+    manifest: Manifest,
+    net: nn.Module,
+    source: Source,
+    *,
+    extra: Mapping[str, bytes] | None = None,
+    allowed_imports: Collection[str] = (),
+) -> Path:
+    """Publish a bundle as `<root>/<name>/<version>`, whole or not at all.
+
+    Args:
+        root: the store.
+        manifest: everything but `files`, which is filled in here.
+        net: its weights and buffers are stored.
+        source: quantities of the training side.
+        extra: further files by path inside the bundle, such as a licence text.
+        allowed_imports: see `architectures.build`.
+
+    Returns:
+        The directory of the new bundle.
+
+    Raises:
+        BundleExists: that version is published already.
+        BundleError: the result could not be loaded; nothing is published.
+    """
+    target = root / manifest.name / manifest.version
+    contents = {**(extra or {}), MODEL_FILE: encode_tensors(net.state_dict()), **encode_source(source)}
+    sealed = _seal(manifest, contents)
+    if target.exists():
+        raise _exists(sealed)
+    # The leading dot hides a half-written bundle from the catalogue.
+    staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+    try:
+        _write_files(staging, {**contents, MANIFEST_FILE: sealed.to_json().encode()})
+        load_bundle(staging, allowed_imports=allowed_imports)
+        _publish(staging, target, sealed)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return target
+
+
+def _seal(manifest: Manifest, contents: Mapping[str, bytes]) -> Manifest:
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in sorted(contents.items())}
+    # Through JSON and not `model_copy`, which would not check the new paths.
+    return Manifest.from_json(manifest.model_copy(update={"files": digests}).to_json())
+
+
+def _write_files(directory: Path, contents: Mapping[str, bytes]) -> None:
+    for file, content in contents.items():
+        path = directory / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _publish(staging: Path, target: Path, manifest: Manifest) -> None:
+    try:
+        staging.rename(target)
+    except OSError as error:
+        if target.exists():  # somebody else published it since we looked
+            raise _exists(manifest) from error
+        raise
+
+
+def _exists(manifest: Manifest) -> BundleExists:
+    return BundleExists(f"{manifest.key} is published already and never changes; publish a new version")
+
+
+def _read_network(directory: Path, manifest: Manifest, allowed_imports: Collection[str]) -> nn.Module:
+    net = build(manifest.architecture, manifest.architecture_options, allowed_imports)
+    load_weights(net, directory)
+    return net
+
+
+def _try(bundle: Bundle) -> None:
+    """Answer one batch, a black image and a noise image, before any client's."""
+    noise = torch.randint(0, 256, (2, *bundle.manifest.input.shape), generator=torch.Generator().manual_seed(0))
+    noise[0] = 0
+    try:
+        logits = bundle.model.frozen(bundle.prepare(noise.to(torch.uint8).numpy())).logits
+    except Exception as error:  # foreign layers may raise anything
+        raise TensorError(f"{bundle.manifest.key} fails on a test batch: {error}") from error
+    if not bool(torch.isfinite(logits).all()):
+        raise TensorError(f"{bundle.manifest.key} answers a test batch with non-finite logits; check its weights")
+
+
+def _problems(part: Callable[[], object]) -> tuple[str, ...]:
+    try:
+        part()
+    except BundleError as error:
+        return error.problems
+    return ()

@@ -1,0 +1,86 @@
+"""`acclimate models list|show|verify`: a look into a model store from the command line."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from acclimate_store.catalogue import BundleKey, Catalogue
+from acclimate_store.errors import BundleError
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
+    """Add the `models` command.
+
+    Each sub-command sets `run` in the parsed arguments: a function from them to the exit code. 0 is success, 1 a
+    bundle with problems, 2 a bundle or store that is not there.
+    """
+    models = subparsers.add_parser("models", help="list, show and verify model bundles")
+    commands = models.add_subparsers(dest="models_command", required=True)
+    for name, action, text in (
+        ("list", list_models, "one line for each bundle"),
+        ("show", show_model, "print the manifest of a bundle"),
+        ("verify", verify_model, "check every file and try the model"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--store", type=Path, default=default_store, help="model store (default: %(default)s)")
+        if action is not list_models:
+            command.add_argument("bundle", help="name, for its newest version, or name/version")
+        if action is verify_model:
+            command.add_argument(
+                "--allow-import", action="append", default=[], metavar="MODULE:CALLABLE", help="architecture to trust"
+            )
+        command.set_defaults(run=action)
+
+
+def list_models(arguments: argparse.Namespace) -> int:
+    """Print name/version, architecture, number of classes and input shape of each bundle."""
+    catalogue = Catalogue(arguments.store)
+    try:
+        keys = catalogue.list()
+    except BundleError as error:
+        return _fail(error)
+    for key in keys:
+        print(_summary(catalogue, key))
+    return 0
+
+
+def show_model(arguments: argparse.Namespace) -> int:
+    """Print the manifest as JSON."""
+    try:
+        print(Catalogue(arguments.store).manifest(*BundleKey.parse(arguments.bundle)).to_json(), end="")
+    except BundleError as error:
+        return _fail(error)
+    return 0
+
+
+def verify_model(arguments: argparse.Namespace) -> int:
+    """Print every problem of a bundle, or that there is none."""
+    catalogue = Catalogue(arguments.store, allowed_imports=tuple(arguments.allow_import))
+    try:
+        key = catalogue.resolve(*BundleKey.parse(arguments.bundle))
+    except BundleError as error:
+        return _fail(error)
+    problems = catalogue.verify(*key)
+    for problem in problems:
+        print(f"{key}: {problem}")
+    if not problems:
+        print(f"{key}: ok")
+    return 1 if problems else 0
+
+
+def _summary(catalogue: Catalogue, key: BundleKey) -> str:
+    try:
+        manifest = catalogue.manifest(*key)
+    except BundleError:
+        return f"{key}  unreadable; see: acclimate models verify {key}"
+    shape = "x".join(map(str, manifest.input.shape))
+    return f"{key}  {manifest.architecture}  {len(manifest.classes)} classes  {shape}"
+
+
+def _fail(error: BundleError) -> int:
+    print(error, file=sys.stderr)
+    return 2

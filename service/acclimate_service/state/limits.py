@@ -1,0 +1,60 @@
+"""The numbers of the per-client state protocol."""
+
+from dataclasses import dataclass, fields
+
+KIB = 1024
+MIB = 1024 * KIB
+SECOND = 1000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in milliseconds (`_ms`), counts otherwise; all positive.
+
+    Args:
+        inline_max: largest state kept inside its head; a larger one becomes a chunked snapshot.
+        chunk_bytes: size of a chunk; just below 1 MiB, where an allocator's next size class begins.
+        read_chunks: chunks fetched per round trip when a snapshot is read.
+        upload_ttl_ms: life of an upload that nobody commits, renewed per chunk.
+        state_ttl_ms: life of an idle client's state.
+        key_ttl_ms: life of an idempotency marker.
+        key_cap: markers per client above which the oldest may go early, though never younger than `key_min_ms`.
+        key_min_ms: must exceed the longest time within which anybody retries a request.
+        answer_max: largest answer stored for retries.
+        answer_bytes: stored answers per client; the oldest go first.
+        resend: how often a script without reply is sent again.
+        tries: how often a change that met another one is attempted.
+        jitter_ms: longest random pause before a repeat.
+
+    Raises:
+        ValueError: a number that is not positive, or a `key_min_ms` above `key_ttl_ms`.
+    """
+
+    inline_max: int = 128 * KIB
+    chunk_bytes: int = 1_047_552
+    read_chunks: int = 4
+    upload_ttl_ms: int = MINUTE
+    state_ttl_ms: int = 7 * DAY
+    key_ttl_ms: int = DAY
+    key_cap: int = 4096
+    key_min_ms: int = 15 * MINUTE
+    answer_max: int = 64 * KIB
+    answer_bytes: int = 4 * MIB
+    resend: int = 2
+    tries: int = 5
+    jitter_ms: int = 20
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)}; accepted is any whole number above 0")
+        if self.key_min_ms > self.key_ttl_ms:
+            raise ValueError(f"key_min_ms {self.key_min_ms} exceeds key_ttl_ms {self.key_ttl_ms}; lower one of them")
+
+    @property
+    def tombstone_ttl_ms(self) -> int:
+        """Life of a deleted client's tombstone: it outlives every marker."""
+        return 2 * self.key_ttl_ms

@@ -1,0 +1,241 @@
+"""What the scripts take and answer, as frozen records."""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from acclimate_service.state.errors import Effect
+from acclimate_service.state.keys import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state stored apart from its head: random id and number of chunks."""
+
+    sid: str
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest version of a client's state in one model scope.
+
+    Args:
+        model: content hash of the frozen model (16 hex digits).
+        seq: version, +1 per applied change; starts at 1.
+        tag: random id of the last change; the compare-and-set compares it.
+        base: version of the newest complete state.
+        inline: sealed state, empty if there is none or it is in `snapshot`.
+        length: bytes of the sealed state, 0 if there is none.
+        digest: SHA-256 of the sealed state (64 hex digits), empty if there is none.
+        config: adapter and hyper-parameters, as the service wrote them.
+        fence: `<counter>.<nonce>` of the last opener of the journal, empty before the first.
+        journal_entries, journal_bytes: size of the journal since `base`.
+    """
+
+    model: str
+    seq: int
+    tag: str
+    base: int
+    inline: bytes = field(repr=False)
+    snapshot: Snapshot | None
+    length: int
+    digest: str
+    config: str
+    fence: str
+    journal_entries: int
+    journal_bytes: int
+
+    @property
+    def has_state(self) -> bool:
+        """False after a reset, until the next commit."""
+        return self.length > 0
+
+    @property
+    def sid(self) -> str:
+        """Id of the live snapshot, empty if there is none."""
+        return self.snapshot.sid if self.snapshot else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The point of a client's history that a new state was computed from. `Basis()` is a client nobody has seen."""
+
+    life: str = ""
+    seq: int = 0
+    tag: str = ""
+    sid: str = ""
+
+
+def _basis(life: str, head: Head | None) -> Basis:
+    return Basis(life, head.seq, head.tag, head.sid) if head else Basis(life)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at applying a request: request id, fingerprint of its content, and the tag the change will carry.
+
+    A new try, computed on another basis, is a new Attempt; sending the same one again is always safe.
+    """
+
+    rid: str
+    fingerprint: str
+    tag: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What is remembered of an applied request: its fingerprint, and the version, tag and life it produced."""
+
+    fingerprint: str
+    model: str
+    seq: int
+    tag: str
+    life: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The change is durable as version `seq`. `duplicate`: an earlier copy of this very attempt had done it."""
+
+    basis: Basis
+    duplicate: bool = False
+
+    @property
+    def seq(self) -> int:
+        """Version that this change produced."""
+        return self.basis.seq
+
+    @property
+    def life(self) -> str:
+        """Life of the client that this change belongs to."""
+        return self.basis.life
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The request was applied before, as version `seq` of `model`; `answer` is None if it is no longer stored."""
+
+    seq: int
+    model: str
+    answer: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The idempotency key was used before with another content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The idempotency key was used before the client was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Another change came first; `head` is what stands now (None: no state), so that no extra read is needed."""
+
+    life: str
+    head: Head | None
+
+    @property
+    def basis(self) -> Basis:
+        """What the next attempt is to be computed from."""
+        return _basis(self.life, self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The life this change belongs to was ended by a DELETE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A chunk of the upload is missing. `committed` is "unknown" if an earlier copy of the script had no reply."""
+
+    committed: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """There is nothing to reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """The client is gone. `existed` is False if it had been before."""
+
+    existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything stored about a client in one model scope, and about one request.
+
+    Args:
+        life: present life, that of a tombstone if `gone`, empty for a client nobody has seen.
+        gone: True after a DELETE.
+        origin: the life or tombstone that `life` took over from, empty if there was none.
+        marker, answer: of the request asked for; None if it was never applied, or the answer is no longer stored.
+        head: None if there is no state in this model scope.
+        touched: True if this read extended the TTLs.
+    """
+
+    life: str
+    gone: bool
+    origin: str
+    marker: Marker | None
+    answer: bytes | None
+    head: Head | None
+    touched: bool
+
+    @property
+    def basis(self) -> Basis:
+        """What the next attempt is to be computed from."""
+        return _basis(self.life, self.head)
+
+    def continues(self, admission_life: str) -> bool:
+        """Whether a request admitted in `admission_life` still belongs to this client, or a DELETE came between."""
+        return self.life == admission_life or (not self.gone and self.origin == admission_life)
+
+    def verdict(self, fingerprint: str) -> Replay | Mismatch | Used | None:
+        """What a request with this fingerprint gets without being applied; None: it is new."""
+        if self.marker is None:
+            return None
+        if self.marker.life != self.life:
+            return Used()
+        if self.marker.fingerprint != fingerprint:
+            return Mismatch()
+        return Replay(self.marker.seq, self.marker.model, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A verified state: the adapter that made it, its version, and the bytes of `State.to_bytes()`."""
+
+    adapter: str
+    seq: int
+    state: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The snapshot was replaced while it was read; `loaded` is what stands now."""
+
+    loaded: Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Version and size in bytes of a stored state, its adapter configuration, and the time it has left (ms)."""
+
+    seq: int
+    length: int
+    config: str
+    ttl_ms: int
+
+
+Refused: TypeAlias = Replay | Mismatch | Used | Gone
+CommitOutcome: TypeAlias = Committed | Conflict | Incomplete | Refused
+ResetOutcome: TypeAlias = Committed | Conflict | Absent | Refused
+DeleteOutcome: TypeAlias = Deleted | Conflict
+ReadOutcome: TypeAlias = Restored | Moved | None

@@ -1,0 +1,35 @@
+"""The Lua scripts: each is one atomic step of the per-client state protocol.
+
+A script decides everything before its first write, touches only keys that are passed in KEYS (all of one hash tag), and
+carries no shebang line, so that it runs on Redis 6.2 and later, clustered or not.
+"""
+
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its name, full text, SHA-1 for EVALSHA, and whether running it can change a client's history."""
+
+    name: str
+    text: str
+    sha: str
+    decides: bool
+
+
+def _read(name: str) -> str:
+    return files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _compose(name: str, *, decides: bool) -> Script:
+    text = f"{_read('_common')}\n{_read(name)}"
+    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest(), decides)
+
+
+LOAD = _compose("load", decides=False)
+CHUNK = _compose("chunk", decides=False)
+COMMIT = _compose("commit", decides=True)
+RESET = _compose("reset", decides=True)
+DELETE = _compose("delete", decides=True)

@@ -1,0 +1,65 @@
+-- Composed in front of every script by the loader.
+--
+-- Replies start with a status word. A refusal is returned before the first write: Redis does not roll back a script
+-- that fails half-way. A missing value is `false` on the way in and out of redis.call.
+
+local function whole(number)
+  return string.format('%.0f', number) -- tostring(1.7e12) is '1.7e+12'
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function registry_at(key)
+  local life, origin, gone = unpack(redis.call('HMGET', key, 'life', 'from', 'gone'))
+  return {life = life or '', origin = origin or '', gone = gone == '1'}
+end
+
+local function conflict(registry, head_key)
+  return {'CONFLICT', registry.life, redis.call('HGETALL', head_key)}
+end
+
+-- C2. A tombstone was created by a DELETE, never by somebody who continued the life before it.
+local function refuse_life(registry, life, head_key)
+  if registry.life == life then return nil end
+  if not registry.gone and registry.origin == life then return conflict(registry, head_key) end
+  return {'GONE'}
+end
+
+-- C1 to C3. `ask` holds the rid, fp, tag and life of this attempt.
+local function refuse_attempt(registry, ask, keys)
+  local marker = redis.call('HGET', keys.markers, ask.rid)
+  local fp, model, seq, tag, life
+  if marker then
+    fp, model, seq, tag, life = string.match(marker, '^(.-)|(.-)|(.-)|(.-)|(.-)$')
+    if tag == ask.tag then return {'OK', seq, life, '1'} end
+  end
+  local refusal = refuse_life(registry, ask.life, keys.head)
+  if refusal or not marker then return refusal end
+  if life ~= registry.life then return {'USED'} end
+  if fp ~= ask.fp then return {'MISMATCH'} end
+  return {'REPLAY', seq, model, redis.call('HGET', keys.answers, ask.rid)}
+end
+
+-- The head dies first: a live head never points at parts that are gone.
+local function extend_scope(keys, state_ttl)
+  redis.call('PEXPIRE', keys.head, whole(state_ttl))
+  local parts_ttl = whole(state_ttl * 1.5)
+  redis.call('PEXPIRE', keys.journal, parts_ttl)
+  redis.call('PEXPIRE', keys.snapshot, parts_ttl)
+  redis.call('PEXPIRE', keys.registry, parts_ttl)
+end
+
+-- One absolute time: a hash and its index must not expire a millisecond apart.
+local function expire_together(at, hash, index)
+  redis.call('PEXPIREAT', hash, whole(at))
+  redis.call('PEXPIREAT', index, whole(at))
+end
+
+local function remember(keys, ask, model, seq, life, now, key_ttl)
+  redis.call('HSET', keys.markers, ask.rid, table.concat({ask.fp, model, seq, ask.tag, life}, '|'))
+  redis.call('ZADD', keys.marker_times, whole(now), ask.rid)
+  expire_together(now + key_ttl, keys.markers, keys.marker_times)
+end

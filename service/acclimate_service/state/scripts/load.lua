@@ -1,0 +1,17 @@
+-- Everything one client has in one model scope, in one read. Extends its TTLs only while holding every key of the
+-- scope, the live snapshot included: a head extended alone would outlive its snapshot.
+
+local rid, sid = ARGV[1], ARGV[2]
+local state_ttl = tonumber(ARGV[3])
+local keys = {registry = KEYS[1], head = KEYS[4], journal = KEYS[5], snapshot = KEYS[6]}
+
+local registry = registry_at(keys.registry)
+local touched = '0'
+if redis.call('HGET', keys.head, 'snap') == sid and redis.call('PTTL', keys.head) < state_ttl / 2 then
+  extend_scope(keys, state_ttl)
+  touched = '1'
+end
+return {
+  'OK', registry.life, registry.gone and '1' or '0', registry.origin,
+  redis.call('HGET', KEYS[2], rid), redis.call('HGET', KEYS[3], rid), redis.call('HGETALL', keys.head), touched,
+}

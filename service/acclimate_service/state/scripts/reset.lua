@@ -1,0 +1,29 @@
+-- Back to the initial state at a new version. It carries a marker: a re-sent reset must not wipe what came after it.
+
+local keys = {
+  registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4],
+  head = KEYS[5], journal = KEYS[6], lease = KEYS[7], snapshot = KEYS[8],
+}
+local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
+local sid, model, config = unpack(ARGV, 5, 7)
+local state_ttl, key_ttl = tonumber(ARGV[8]), tonumber(ARGV[9])
+
+local registry = registry_at(keys.registry)
+local refusal = refuse_attempt(registry, ask, keys)
+if refusal then return refusal end
+local seq, snap, fence = unpack(redis.call('HMGET', keys.head, 'seq', 'snap', 'fence'))
+if not seq then return {'ABSENT'} end
+if snap ~= sid then return conflict(registry, keys.head) end
+
+local opened = tonumber(string.match(fence, '^(%d+)')) or 0
+seq = whole(seq + 1)
+
+-- The first write frees memory, so a full Redis lets the script pass.
+redis.call('UNLINK', keys.journal, keys.lease, keys.snapshot)
+redis.call('HSET', keys.head, 'seq', seq, 'tag', ask.tag, 'base', seq, 'st', '', 'snap', '', 'n', '0', 'len', '0',
+  'sum', '', 'jn', '0', 'jb', '0', 'fence', whole(opened + 1) .. '.' .. ask.tag)
+if config ~= '' then redis.call('HSET', keys.head, 'cfg', config) end
+redis.call('HSET', keys.registry, 'm:' .. model, '')
+remember(keys, ask, model, seq, registry.life, now_ms(), key_ttl)
+extend_scope(keys, state_ttl)
+return {'OK', seq, registry.life, '0'}

@@ -1,0 +1,47 @@
+"""States stored in chunks, apart from their head."""
+
+from acclimate_service.state import replies
+from acclimate_service.state.keys import ClientScope, new_id
+from acclimate_service.state.limits import Limits
+from acclimate_service.state.records import Conflict, Gone, Snapshot
+from acclimate_service.state.scripts import CHUNK
+from acclimate_service.state.wire import Wire
+
+
+class Snapshots:
+    """Writes and reads the chunks of snapshots, one after the other, so that neighbours on the same Redis get through.
+
+    Args:
+        wire: exchanges with Redis.
+        limits: sizes and lifetimes.
+    """
+
+    def __init__(self, wire: Wire, limits: Limits) -> None:
+        self._wire = wire
+        self._limits = limits
+
+    async def upload(self, client: ClientScope, model: str, life: str, blob: bytes) -> Snapshot | Conflict | Gone:
+        """Write a blob under a new id. It expires within `upload_ttl_ms`, unless it becomes the live snapshot."""
+        size = self._limits.chunk_bytes
+        chunks = [blob[start : start + size] for start in range(0, len(blob), size)]
+        snapshot = Snapshot(new_id(), len(chunks))
+        keys = (client.registry, client.head(model), client.snapshot(model, snapshot.sid))
+        for index, chunk in enumerate(chunks):
+            args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms)
+            refusal = replies.chunk_refusal(await self._wire.run(CHUNK, keys, args))
+            if refusal is not None:
+                return refusal
+        return snapshot
+
+    async def fetch(self, client: ClientScope, model: str, snapshot: Snapshot) -> list[bytes] | None:
+        """Read all chunks; None: at least one is not there."""
+        key = client.snapshot(model, snapshot.sid)
+        chunks: list[bytes] = []
+        for start in range(0, snapshot.chunks, self._limits.read_chunks):
+            stop = min(start + self._limits.read_chunks, snapshot.chunks)
+            found: list[bytes | None] = await self._wire.read("HMGET", key, *range(start, stop))
+            present = [chunk for chunk in found if chunk is not None]
+            if len(present) < len(found):
+                return None
+            chunks += present
+        return chunks

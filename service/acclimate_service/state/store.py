@@ -1,0 +1,246 @@
+"""The per-client state in Redis: load it, commit a new version of it, reset it, delete it."""
+
+import asyncio
+import random
+from functools import partial
+
+from acclimate_service.state import replies
+from acclimate_service.state.blob import Sealed, hashing, seal, unseal
+from acclimate_service.state.errors import StateCorrupt
+from acclimate_service.state.keys import ClientScope, new_id
+from acclimate_service.state.limits import Limits
+from acclimate_service.state.records import (
+    Attempt,
+    Basis,
+    CommitOutcome,
+    Conflict,
+    Deleted,
+    DeleteOutcome,
+    Description,
+    Gone,
+    Head,
+    Loaded,
+    Moved,
+    ReadOutcome,
+    ResetOutcome,
+    Snapshot,
+)
+from acclimate_service.state.scripts import COMMIT, DELETE, LOAD, RESET
+from acclimate_service.state.snapshots import Snapshots
+from acclimate_service.state.wire import Argument, Wire
+
+
+class StateStore:
+    """The state of every client, shared by all replicas: any number of stores may serve the same client.
+
+    A change is a compare-and-set on the tag of the last one, so a state computed on another basis is never written.
+    Cancelling a caller leaves what was sent running. All methods take `model`, the content hash of the frozen model (16
+    hex digits; anything else is a ValueError), and raise StoreUnavailable or StoreFull, whose `committed` says whether
+    the change may still land.
+
+    Args:
+        wire: exchanges with Redis; the store closes it.
+        limits: sizes and lifetimes; replicas may differ in them.
+    """
+
+    def __init__(self, wire: Wire, limits: Limits) -> None:
+        self._wire = wire
+        self._limits = limits
+        self._snapshots = Snapshots(wire, limits)
+
+    async def load(self, client: ClientScope, model: str, rid: str | None = None, sid: str = "") -> Loaded:
+        """Read the head, the life of the client, and what is known of one request.
+
+        Extends the TTLs where less than half of them is left, unless a snapshot is live that is not the one named.
+
+        Args:
+            client: whose state.
+            model: model scope.
+            rid: the request asked about.
+            sid: id of the live snapshot, where the caller knows it.
+
+        Raises:
+            StateCorrupt: the stored head or marker cannot be read.
+        """
+        keys = (
+            client.registry,
+            client.markers,
+            client.answers,
+            client.head(model),
+            client.journal(model),
+            client.snapshot(model, sid),
+        )
+        return replies.loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms)))
+
+    async def read_state(self, client: ClientScope, head: Head) -> ReadOutcome:
+        """Read and verify the state a head points at. None: there is none, the client starts from the initial state.
+
+        Raises:
+            StateCorrupt: a part is missing under a head that did not move, or the verification failed.
+        """
+        if not head.has_state:
+            return None
+        blob = head.inline
+        if head.snapshot:
+            await self.load(client, head.model, sid=head.sid)  # extends the snapshot before it is read
+            pieces = await self._snapshots.fetch(client, head.model, head.snapshot)
+            if pieces is None:
+                return await self._moved(client, head)
+            blob = b"".join(pieces)
+        return await hashing(partial(unseal, Sealed(blob, head.digest), client, head.model, head.base), len(blob))
+
+    async def commit(
+        self,
+        client: ClientScope,
+        model: str,
+        basis: Basis,
+        attempt: Attempt,
+        state: bytes,
+        *,
+        adapter: str,
+        config: str = "",
+        answer: bytes = b"",
+    ) -> CommitOutcome:
+        """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
+
+        Args:
+            client: whose state.
+            model: model scope.
+            basis: what the state was computed from: that of the last `Loaded`, `Committed` or `Conflict`.
+            attempt: the request, and the tag of this try.
+            state: the bytes of `State.to_bytes()`; above `inline_max` they are uploaded in chunks first.
+            adapter: name of the adapter that made the state.
+            config: adapter and hyper-parameters, read back as `Head.config`.
+            answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
+        """
+        sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
+        placed = await self._place(client, model, basis.life, sealed.blob, len(state))
+        if isinstance(placed, Conflict | Gone):
+            return placed
+        sid = placed.sid if placed else ""
+        keys = _commit_keys(client, model, basis.sid, sid)
+        args: tuple[Argument, ...] = (
+            *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.tag, basis.sid, new_id(), model),
+            *(sid, placed.chunks if placed else 0, b"" if placed else sealed.blob, len(sealed.blob), sealed.digest),
+            *(config, answer if len(answer) <= self._limits.answer_max else b""),
+            *(self._limits.state_ttl_ms, self._limits.key_ttl_ms, self._limits.key_min_ms),
+            *(self._limits.key_cap, self._limits.answer_bytes),
+        )
+        return replies.commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
+
+    async def reset(self, client: ClientScope, model: str, attempt: Attempt, config: str = "") -> ResetOutcome:
+        """Go back to the initial state, at a new version.
+
+        Args:
+            client: whose state.
+            model: model scope.
+            attempt: the request; sending it again does not reset again.
+            config: new adapter and hyper-parameters; empty keeps the present ones.
+
+        Returns:
+            Conflict only after `tries` attempts that all met another change.
+        """
+        basis = (await self.load(client, model)).basis
+        for _ in range(self._limits.tries):
+            outcome = await self._reset(client, model, basis, attempt, config)
+            if not isinstance(outcome, Conflict):
+                break
+            basis = outcome.basis
+            await self._pause()
+        return outcome
+
+    async def delete(self, client: ClientScope) -> DeleteOutcome:
+        """Remove a client from every model scope; deleting it again does nothing.
+
+        Returns:
+            Conflict, without a head, only after `tries` attempts that all met a change of its snapshots.
+        """
+        life, scopes = await self._registry(client)
+        for _ in range(self._limits.tries):
+            if not life:
+                return Deleted(existed=False)
+            status, *existed = await self._delete(client, life, scopes)
+            if status == b"OK":
+                return Deleted(existed == [b"1"])
+            await self._pause()
+            present, scopes = await self._registry(client)
+            life = life if present == life else ""
+        return Conflict(life, None)
+
+    async def describe(self, client: ClientScope, model: str) -> Description | None:
+        """Version and size of a client's state, without reading or extending it. None: there is none."""
+        head = client.head(model)
+        seq, length, config = await self._wire.read("HMGET", head, "seq", "len", "cfg")
+        ttl_ms: int = await self._wire.read("PTTL", head)
+        if seq is None or ttl_ms < 0:
+            return None
+        return Description(int(seq), int(length), config.decode(), ttl_ms)
+
+    async def aclose(self) -> None:
+        """Wait for what is still running, then close the connections."""
+        await self._wire.aclose()
+
+    async def _reset(
+        self, client: ClientScope, model: str, basis: Basis, attempt: Attempt, config: str
+    ) -> ResetOutcome:
+        keys = (
+            client.registry,
+            client.markers,
+            client.marker_times,
+            client.answers,
+            client.head(model),
+            client.journal(model),
+            client.lease(model),
+            client.snapshot(model, basis.sid),
+        )
+        args: tuple[Argument, ...] = (
+            *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.sid, model, config),
+            *(self._limits.state_ttl_ms, self._limits.key_ttl_ms),
+        )
+        return replies.reset_outcome(await self._wire.run(RESET, keys, args), attempt)
+
+    async def _registry(self, client: ClientScope) -> tuple[str, dict[str, str]]:
+        """Life of the client, empty if it has none, and the id of the live snapshot of each of its model scopes."""
+        flat: list[bytes] = await self._wire.read("HGETALL", client.registry)
+        fields = {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
+        life = "" if "gone" in fields else fields.get("life", "")
+        return life, {name[2:]: sid for name, sid in fields.items() if name.startswith("m:")}
+
+    async def _delete(self, client: ClientScope, life: str, scopes: dict[str, str]) -> list[bytes]:
+        keys = [client.registry, client.answers, client.answer_times]
+        args: list[Argument] = [life, new_id(), self._limits.tombstone_ttl_ms]
+        for model, sid in scopes.items():
+            keys += [client.head(model), client.journal(model), client.lease(model), client.snapshot(model, sid)]
+            args += [model, sid]
+        return (await self._wire.run(DELETE, keys, args)).rows
+
+    async def _place(
+        self, client: ClientScope, model: str, life: str, blob: bytes, size: int
+    ) -> Snapshot | Conflict | Gone | None:
+        """Upload a state too large for its head; None: it fits."""
+        if size <= self._limits.inline_max:
+            return None
+        return await self._snapshots.upload(client, model, life, blob)
+
+    async def _moved(self, client: ClientScope, head: Head) -> Moved:
+        loaded = await self.load(client, head.model)
+        if loaded.head is not None and loaded.head.tag == head.tag:
+            raise StateCorrupt(f"version {head.seq} of the stored state misses a chunk")
+        return Moved(loaded)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(random.uniform(0, self._limits.jitter_ms) / 1000)
+
+
+def _commit_keys(client: ClientScope, model: str, old_sid: str, new_sid: str) -> tuple[str, ...]:
+    return (
+        client.registry,
+        client.markers,
+        client.marker_times,
+        client.answers,
+        client.answer_times,
+        client.head(model),
+        client.journal(model),
+        client.snapshot(model, old_sid),
+        client.snapshot(model, new_sid),
+    )

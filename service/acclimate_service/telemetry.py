@@ -1,0 +1,35 @@
+"""Metrics for Prometheus; no client id is ever a label."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+class Telemetry:
+    """The service's own registry: two apps in one process do not share numbers."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        on = self.registry
+        self.requests = Counter("acclimate_requests", "Requests by route and status.", ["route", "status"], registry=on)
+        self.request_seconds = Histogram(
+            "acclimate_request_duration_seconds",
+            "Duration of requests by route.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=on,
+        )
+        self.step_seconds = Histogram(
+            "acclimate_step_seconds", "Duration of adapter steps.", buckets=_SECONDS, registry=on
+        )
+        self.rows = Counter("acclimate_rows", "Images answered.", registry=on)
+        self.fallbacks = Counter("acclimate_fallbacks", "Steps that the guard rails answered unadapted.", registry=on)
+        self.commits = Counter("acclimate_state_commits", "Commits of client state by result.", ["result"], registry=on)
+        self.loads = Counter("acclimate_state_loads", "Where a batch found its client's state.", ["tier"], registry=on)
+        self.cache_bytes = Gauge("acclimate_state_cache_bytes", "Bytes of client state in memory.", registry=on)
+        self.waiting = Gauge("acclimate_waiting", "Batches in the queue or at work.", registry=on)
+        self.ready = Gauge("acclimate_ready", "1 when the service answers batches.", registry=on)
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,248 @@
+"""A real HTTP server on 127.0.0.1 that records requests and plays scripted failures, and both clients before it."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from acclimate_client import AsyncClient, Client
+
+MODEL = {"name": "fashion-cnn", "version": "1"}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answers with this status and body."""
+
+    status: int = 200
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Cuts the connection after `sent` bytes of the reply."""
+
+    sent: bytes = b""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Answers only after the client has lost patience."""
+
+    seconds: float = 0.15
+
+
+def problem(code: str, status: int, *, retryable: bool, headers: Mapping[str, str] | None = None, **more: Any) -> Reply:
+    body = {"code": code, "status": status, "detail": f"about {code}", "retryable": retryable, "request_id": "r-1"}
+    return Reply(status, body | more, {"Content-Type": "application/problem+json", **(headers or {})})
+
+
+def usual_answer(request: Recorded) -> Reply:
+    """What a healthy service says, with members of a later version that this client does not know."""
+    client_id = request.path.split("/")[2] if request.path.startswith("/clients/") else ""
+    known = {"client_id": client_id, "model": MODEL | {"stage": "prod"}, "adapter": "atp", "later": {"a": 1}}
+    state = {"version": 5, "status": "warm", "committed": True, "replayed": "none", "later": 1}
+    if request.method == "DELETE":
+        return Reply(204)
+    if request.path.endswith("/predict"):
+        return Reply(body=known | predictions(request) | {"state": state, "request_id": "r-1"})
+    if request.path.endswith("/reset"):
+        return Reply(body=known | {"state": state | {"status": "reset"}})
+    if request.path == "/models":
+        return Reply(body={"models": [known | catalogue_entry()]})
+    if request.path.startswith("/v2/health/"):
+        return Reply(body={"live": True, "ready": True, "reason": None})
+    return Reply(body=known | {"state": {"version": 5, "status": "warm", "bytes": 812, "tier": "redis"}})
+
+
+def predictions(request: Recorded) -> dict[str, Any]:
+    count = int(request.headers.get("X-Tensor-Shape", "2").split(",")[0])
+    first = {
+        "predictions": [{"index": 3, "label": "Dress", "probability": 0.75, "later": 0}] * count,
+        "signals": {"entropy": 0.31, "prior": [0.25, 0.75], "undefined": None, "later": {"a": 1}},
+    }
+    posteriors = {"probabilities": [[0.0, 0.1, 0.15, 0.75]] * count}
+    return first | (posteriors if request.query["probabilities"] == ["true"] else {})
+
+
+def catalogue_entry() -> dict[str, Any]:
+    return MODEL | {
+        "architecture": "acclimate:shallow_cnn",
+        "classes": ["Shirt", "Dress"],
+        "input": {"channels": 1, "height": 28, "width": 28},
+        "adapters": {"atp": {"available": False, "missing": ["rates"]}, "none": {"available": True, "missing": []}},
+        "default": True,
+    }
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # keep-alive, as the real service
+    disable_nagle_algorithm = True
+    server: "ScriptedServer"
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server.lock:
+            self.server.opened += 1
+            self.server.open += 1
+
+    def finish(self) -> None:
+        super().finish()
+        with self.server.lock:
+            self.server.open -= 1
+
+    def answer(self) -> None:
+        url = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = Recorded(self.command, url.path, parse_qs(url.query), self.headers, body)
+        step = self.server.record(request)
+        if isinstance(step, Drop):
+            self.wfile.write(step.sent)
+            self.close_connection = True
+            return
+        if isinstance(step, Stall):
+            time.sleep(step.seconds)
+            step = Reply(503)
+        self.send(step)
+
+    do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names http.server looks up
+
+    def send(self, reply: Reply) -> None:
+        content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+        content = b"" if reply.body is None else content
+        self.send_response(reply.status)
+        for name, value in {"Content-Type": "application/json", **reply.headers}.items():
+            self.send_header(name, value)
+        if reply.status != 204:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class ScriptedServer(ThreadingHTTPServer):
+    """Plays the steps given to `play`, one a request, then answers as a healthy service does."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.lock = threading.Lock()
+        self.requests: list[Recorded] = []
+        self.opened = 0  # connections so far
+        self.open = 0  # connections now
+        self._script: deque[Reply | Drop | Stall] = deque()
+
+    def play(self, *steps: Reply | Drop | Stall) -> None:
+        self._script.extend(steps)
+
+    def record(self, request: Recorded) -> Reply | Drop | Stall:
+        with self.lock:
+            self.requests.append(request)
+            return self._script.popleft() if self._script else usual_answer(request)
+
+    def open_after_settling(self, expected: int) -> int:
+        """Connections now; threads of cut ones get up to five seconds to notice."""
+        deadline = time.monotonic() + 5
+        while self.open > expected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.open
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that gave up waiting has closed its end; that is what some tests are about."""
+
+
+class Blocking:
+    """An AsyncClient whose methods block, so that one test speaks to both clients."""
+
+    def __init__(self, base_url: str, *, _sleep: Callable[[float], None], **options: Any) -> None:
+        async def sleep(seconds: float) -> None:
+            _sleep(seconds)
+
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(base_url, _sleep=sleep, **options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as scripted:
+        thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield scripted
+        scripted.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def free_url() -> str:
+    """A URL on which nothing listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+@pytest.fixture
+def slept() -> list[float]:
+    """Seconds that the client of this test waited between attempts."""
+    return []
+
+
+@pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
+def connect(request: pytest.FixtureRequest, slept: list[float]) -> Iterator[Callable[..., Any]]:
+    """Opens either client; it notes its waits instead of waiting, and draws 1.0 for the jitter."""
+    opened = []
+
+    def open_client(base_url: str, **options: Any) -> Any:
+        client = request.param(base_url, **{"_sleep": slept.append, "_random": lambda: 1.0} | options)
+        opened.append(client)
+        return client
+
+    yield open_client
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., Any], server: ScriptedServer) -> Any:
+    return connect(server.url)
+
+
+@pytest.fixture
+def play() -> Any:
+    """The steps a script is made of: `play.reply(...)`, `play.problem(...)`, `play.drop(...)`, `play.stall(...)`."""
+
+    class Steps:
+        reply, drop, stall = Reply, Drop, Stall
+        problem = staticmethod(problem)
+
+    return Steps
