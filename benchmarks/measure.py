@@ -1,0 +1,51 @@
+"""Times of alternatives measured in turn, so that whatever else the machine does hits all of them alike."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one piece of work, in seconds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median in milliseconds."""
+        return 1000 * statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """5 % and 95 % quantiles in milliseconds."""
+        ordered = sorted(self.seconds)
+        return 1000 * ordered[len(ordered) // 20], 1000 * ordered[-1 - len(ordered) // 20]
+
+    @staticmethod
+    def header() -> str:
+        """The heading of the rows."""
+        return f"{'':<32}{'p50 ms':>9}{'p5 ms':>9}{'p95 ms':>9}{'ratio':>8}  target"
+
+    def row(self, name: str, floor: "Timing | None" = None, target: float | None = None) -> str:
+        """One line, with the ratio to a floor and whether it meets its target."""
+        line = f"{name:<32}{self.median:>9.2f}{self.spread[0]:>9.2f}{self.spread[1]:>9.2f}"
+        if floor is None or target is None:
+            return line
+        ratio = self.median / floor.median
+        return f"{line}{ratio:>8.2f}  <= {target} {'met' if ratio <= target else 'MISSED'}"
+
+
+def in_turn(repeats: int, *works: Callable[[], object]) -> tuple[Timing, ...]:
+    """Time each piece of work `repeats` times, one after the other in turn, after a warm-up."""
+    times: tuple[list[float], ...] = tuple([] for _ in works)
+    for repeat in range(WARM_UP + repeats):
+        for work, list_ in zip(works, times, strict=True):
+            began = time.perf_counter()
+            work()
+            if repeat >= WARM_UP:
+                list_.append(time.perf_counter() - began)
+    return tuple(Timing(tuple(list_)) for list_ in times)

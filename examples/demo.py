@@ -1,0 +1,150 @@
+"""Stream real images of shifted clients to the service and show what adapting to them gains.
+
+    make demo
+
+Starts the service on a private Redis, sends every sample client's stream in batches of 20 through the SDK over HTTP,
+once per method, and prints the accuracy of each method for each client. Nothing is kept.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from acclimate_client import Client
+from acclimate_store import ClientStream, load_streams
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "model_store/samples/fashion-hybrid/streams.npz"
+BATCH = 20
+
+
+@dataclass(frozen=True)
+class Method:
+    """An adapter with its hyper-parameters, under the name that the table shows."""
+
+    title: str
+    adapter: str
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+METHODS = (
+    Method("none", "none"),
+    Method("atp batch", "atp", {"mode": "batch"}),
+    Method("atp online", "atp", {"mode": "online"}),
+)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def running_service(method: Method, data_dir: str) -> Iterator[str]:
+    """A service whose clients run this method; yields its URL."""
+    port = free_port()
+    settings = {
+        "ACCLIMATE_PORT": str(port),
+        "ACCLIMATE_DATA_DIR": data_dir,
+        "ACCLIMATE_MODEL_STORE": str(ROOT / "model_store/bundles"),
+        "ACCLIMATE_ADAPTER": method.adapter,
+        "ACCLIMATE_ADAPTER_OPTIONS": json.dumps(dict(method.hyperparameters)),
+    }
+    command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
+    process = subprocess.Popen(command, env=inherited | settings, stdout=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url, process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    """Return when the service answers batches; stop the demo when it ended or does not come up."""
+    with Client(url) as client:
+        deadline = time.monotonic() + seconds
+        while not client.ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the service did not start; its messages are above")
+            time.sleep(0.1)
+
+
+def accuracy(client: Client, client_id: str, stream: ClientStream, progress: "tqdm[Any]") -> float:
+    """Share of a client's images that the service labels right, in percent."""
+    correct = 0
+    for start in range(0, len(stream.images), BATCH):
+        batch = slice(start, start + BATCH)
+        prediction = client.predict(client_id, stream.images[batch], layout="NCHW")
+        correct += int((prediction.indices == stream.labels[batch]).sum())
+        progress.update()
+    return 100 * correct / len(stream.images)
+
+
+def run(methods: Sequence[Method], streams: Sequence[ClientStream]) -> dict[str, list[float]]:
+    """Accuracy by method and client, in percent."""
+    batches = sum(-(-len(stream.images) // BATCH) for stream in streams)
+    results: dict[str, list[float]] = {}
+    with tqdm(total=batches * len(methods), unit="batch", disable=None) as progress:
+        for method in methods:
+            progress.set_description(method.title)
+            with (
+                tempfile.TemporaryDirectory() as data_dir,
+                running_service(method, data_dir) as url,
+                Client(url) as client,
+            ):
+                results[method.title] = [accuracy(client, s.client_id, s, progress) for s in streams]
+    return results
+
+
+def table(results: Mapping[str, Sequence[float]], streams: Sequence[ClientStream]) -> str:
+    """The results for people: a row per client, a column per method, the mean below."""
+    rows = [("client", "corruption", *results)]
+    for i, stream in enumerate(streams):
+        rows.append(
+            (stream.client_id, f"{stream.corruption} {stream.severity}", *(f"{v[i]:.1f}" for v in results.values()))
+        )
+    rows.append(("mean", "", *(f"{np.mean(v):.1f}" for v in results.values())))
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if c < 2 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    rule = "-" * len(lines[0])
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the accuracies to this file")
+    options = parser.parse_args()
+    streams = load_streams(SAMPLES)
+    results = run(METHODS, streams)
+    print(f"\nAccuracy in %, {len(streams)} clients, {len(streams[0].images)} images each, batches of {BATCH}:\n")
+    print(table(results, streams))
+    print("\nServe it yourself:  .venv/bin/acclimate serve   then see http://127.0.0.1:8000/docs")
+    if options.json:
+        options.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
