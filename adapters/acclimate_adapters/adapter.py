@@ -38,15 +38,24 @@ class Step:
 
 
 class Adapter(Protocol):
-    """A method: a frozen dataclass of hyper-parameters with two pure functions.
+    """A method: a frozen dataclass of hyper-parameters with two pure functions."""
 
-    `needs` lists what the frozen model must offer: names of `Source` quantities, "gradients" or "batch_norm".
-    """
-
-    name: ClassVar[str]
-    layout: ClassVar[int]
-    needs: ClassVar[frozenset[str]]
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """Name in the registry; the parts' names joined by plus signs for a chain."""
+        ...
+
+    @property
+    def layout(self) -> int:
+        """Bumped whenever the names, shapes or meaning of the state's tensors change."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the frozen model must offer: names of `Source` quantities, "gradients" or "batch_norm"."""
+        ...
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet."""

@@ -11,7 +11,7 @@ from acclimate_adapters.adapter import Step
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, choice
-from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.model import Direction, FrozenModel, require_finite
 from acclimate_adapters.state import State
 
 VARIANCE = ".running_var"
@@ -66,16 +66,7 @@ class Atp:
         x = model.batch(x)
         h = model.direction(x, modules)
         new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
-        adapted, clamped = adapt(model, new.tensors or h.tensors)
-        answer = model.adapted(x, adapted)
-        logits = require_finite(answer.logits)
-        signals = {
-            "entropy": float(entropy(logits).mean()),
-            "frozen_entropy": float(entropy(h.logits).mean()),
-            "clamped_variances": float(clamped),
-            "undefined_variances": float(len(h.undefined)),
-        }
-        return Step(logits, new, signals, h.logits, answer.features)
+        return answer(model, new, x, h, new.tensors or h.tensors, model.source.rates or {})
 
 
 def active_modules(model: FrozenModel) -> tuple[str, ...]:
@@ -93,13 +84,37 @@ def mean_direction(mean: Mapping[str, Tensor], h: Mapping[str, Tensor], k: int) 
     return {name: torch.lerp(mean[name].to(new.device), new, 1.0 / k, out=new) for name, new in h.items()}
 
 
-def adapt(model: FrozenModel, h: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def answer(
+    model: FrozenModel, state: State, x: Tensor, h: Direction, used: Mapping[str, Tensor], rates: Mapping[str, float]
+) -> Step:
+    """The prediction after the update (Algorithm 2, line 10).
+
+    Args:
+        model: the frozen model.
+        state: the state after this batch.
+        x: [B, C, H, W], a batch that `FrozenModel.batch` has checked.
+        h: its direction, with the prediction of the frozen model.
+        used: the direction to move along, by module: h itself or a mean.
+        rates: alpha of each of these modules.
+    """
+    adapted, clamped = adapt(model, used, rates)
+    prediction = model.adapted(x, adapted)
+    logits = require_finite(prediction.logits)
+    signals = {
+        "entropy": float(entropy(logits).mean()),
+        "frozen_entropy": float(entropy(h.logits).mean()),
+        "clamped_variances": float(clamped),
+        "undefined_variances": float(len(h.undefined)),
+    }
+    return Step(logits, state, signals, h.logits, prediction.features)
+
+
+def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float]) -> tuple[dict[str, Tensor], int]:
     """Adapted modules w_G + alpha * h (Eq. 6), running variances clamped at 0.
 
     Returns:
         The modules by name, and how many variances were clamped.
     """
-    rates = model.source.rates or {}
     adapted = {name: torch.add(model.tensor(name), direction, alpha=rates[name]) for name, direction in h.items()}
     variances = [name for name in adapted if name.endswith(VARIANCE)]
     clamped = sum(int((adapted[name] < 0).sum()) for name in variances)

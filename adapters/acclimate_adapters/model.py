@@ -2,8 +2,10 @@
 
 import copy
 import hashlib
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from acclimate_adapters.probes import Norm, Normalise, Probe, instrument
 from acclimate_adapters.source import Source
 
 STATISTICS = ("running_mean", "running_var")
+FEATURE_CHUNK = 128  # inputs per pass where any number may come at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,13 @@ class Direction:
     undefined: tuple[str, ...]  # variances that one value per channel leaves undefined; their direction is 0
 
 
+class AnchorFeatures(NamedTuple):
+    """The labelled anchors of the source as the classifier sees them."""
+
+    features: Tensor  # [N, d], of the frozen model
+    labels: Tensor  # [N], int64 in 0..K-1
+
+
 class FrozenModel:
     """A classifier in evaluation mode with its tensors keyed by name, and what was measured at the source.
 
@@ -45,6 +55,7 @@ class FrozenModel:
         modules: names of all tensors that can be adapted: parameters and BatchNorm running statistics.
         statistics: those of them that are running statistics.
         skipped: BatchNorm layers that keep no running statistics and therefore cannot be adapted.
+        anchor_features: features and labels of the source's anchors, taken once, here; None without anchors.
         content_hash: 16 hex digits over weights, running statistics, classifier name and source; a state made for one
             hash is refused by a model with another.
     """
@@ -55,6 +66,7 @@ class FrozenModel:
         self.classifier = classifier
         self.skipped = instrument(net, classifier)
         self._net = net
+        self._thread = threading.local()
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
         self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
@@ -63,6 +75,7 @@ class FrozenModel:
         self.classes, self.feature_size = self._parameters[f"{classifier}.weight"].shape
         self.source = source
         self._check_source()
+        self.anchor_features = self._anchor_features()
 
     @classmethod
     def from_module(cls, net: nn.Module, *, classifier: str, source: Source) -> "FrozenModel":
@@ -78,7 +91,7 @@ class FrozenModel:
                 other classes or modules than the network has.
         """
         with torch.inference_mode(False):
-            return cls(copy.deepcopy(net).eval().requires_grad_(False), classifier, source)
+            return cls(_ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -112,7 +125,8 @@ class FrozenModel:
         x = x.to(self.device, self.dtype)
         if not bool(torch.isfinite(x).all()):
             raise InputError("the batch holds NaN or infinite numbers")
-        return x.clone() if x.is_inference() else x  # autograd refuses tensors made in inference mode
+        with torch.inference_mode(False):
+            return x.clone() if x.is_inference() else x  # autograd refuses tensors made in inference mode
 
     def frozen(self, x: Tensor) -> Pass:
         """Features and logits of the unadapted model, without gradient."""
@@ -128,6 +142,15 @@ class FrozenModel:
         """Logits [B, K] with some modules replaced by other tensors, without gradient."""
         return self.adapted(x, tensors).logits
 
+    def features(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Features [N, d] of any number of inputs, without gradient, in passes of bounded size.
+
+        Raises:
+            InputError: as `batch` and `run`.
+        """
+        chunks = torch.split(x, FEATURE_CHUNK)
+        return torch.cat([self.adapted(self.batch(chunk), tensors or {}).features for chunk in chunks])
+
     def run(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None, normalise: Normalise | None = None) -> Pass:
         """One pass with some modules replaced and, if given, another rule for the BatchNorm layers.
 
@@ -136,9 +159,9 @@ class FrozenModel:
         Raises:
             InputError: the network cannot take a batch of this shape.
         """
-        probe = Probe(normalise)
+        probe, tree = Probe(normalise), self._tree()
         try:
-            logits = probe.run(lambda batch: functional_call(self._net, dict(tensors or {}), batch), x)
+            logits = probe.run(lambda batch: functional_call(tree, dict(tensors or {}), batch), x)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:
@@ -168,6 +191,17 @@ class FrozenModel:
             tensors = recorder.directions | _descent(logits, leaves)
         return Direction({name: tensors[name] for name in wanted}, logits.detach(), tuple(recorder.undefined))
 
+    def _tree(self) -> nn.Module:
+        """The calling thread's own module tree over the shared tensors.
+
+        `functional_call` swaps tensors in the tree it is given while a pass runs, so no two threads may share one.
+        """
+        tree: nn.Module | None = getattr(self._thread, "tree", None)
+        if tree is None:
+            shared = {id(t): t for t in (*self._net.parameters(), *self._net.buffers())}
+            tree = self._thread.tree = copy.deepcopy(self._net, shared)
+        return tree
+
     def _check_source(self) -> None:
         for name, value in (self._parameters | self._buffers).items():
             if not bool(torch.isfinite(value).all()):
@@ -180,6 +214,33 @@ class FrozenModel:
                 f"there are adaptation rates for {', '.join(unknown)}, which the network has not; it can adapt "
                 + ", ".join(self.modules)
             )
+
+    def _anchor_features(self) -> AnchorFeatures | None:
+        if self.source.anchors is None:
+            return None
+        inputs, labels = self.source.anchors
+        if (
+            labels.dtype != torch.int64
+            or labels.dim() != 1
+            or not bool(((labels >= 0) & (labels < self.classes)).all())
+        ):
+            raise ConfigurationError(f"source.anchors needs labels [N], int64, from 0 to {self.classes - 1}")
+        try:
+            return AnchorFeatures(self.features(inputs), labels.to(self.device))
+        except InputError as error:
+            raise ConfigurationError(f"source.anchors cannot be used: {error}") from error
+
+
+def _ordinary(net: nn.Module) -> nn.Module:
+    """The network with tensors that autograd accepts, even if it was made in inference mode."""
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_inference():
+                module.register_parameter(name, nn.Parameter(parameter.clone()))
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_inference():
+                module.register_buffer(name, buffer.clone())
+    return net
 
 
 class _Recorder:

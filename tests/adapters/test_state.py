@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from acclimate_adapters import State, StateCorrupt, StateMismatch
+
+
+@pytest.fixture
+def state() -> State:
+    return State("atp", 1, "0123456789abcdef", 3, {"b": torch.arange(4.0), "a": torch.ones(2, 2, dtype=torch.float64)})
+
+
+def test_bytes_and_back_is_the_same_state(state: State) -> None:
+    back = State.from_bytes(state.to_bytes())
+    assert (back.adapter, back.layout, back.model, back.step) == ("atp", 1, "0123456789abcdef", 3)
+    assert back.tensors.keys() == state.tensors.keys()
+    for name, tensor in state.tensors.items():
+        assert back.tensors[name].dtype == tensor.dtype
+        assert torch.equal(back.tensors[name], tensor)
+
+
+def test_equal_states_give_equal_bytes(state: State) -> None:
+    reordered = State(state.adapter, state.layout, state.model, state.step, dict(reversed(state.tensors.items())))
+    assert len({s.to_bytes() for s in [state, reordered] * 20}) == 1
+
+
+def test_state_without_tensors_survives() -> None:
+    assert State.from_bytes(State("none", 1, "f" * 16).to_bytes()).tensors == {}
+
+
+def test_strided_tensors_are_stored_as_their_values() -> None:
+    strided = torch.arange(6.0).reshape(2, 3).T
+    assert torch.equal(State.from_bytes(State("a", 1, "f", 0, {"t": strided}).to_bytes()).tensors["t"], strided)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:50],
+        lambda data: data[:-1],
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: data.replace(b"acclimate", b"something"),
+        lambda data: b"\x80\x04K\x01.",  # a pickle
+    ],
+    ids=["empty", "head only", "a byte short", "absurd length", "no header", "pickle"],
+)
+def test_bytes_that_are_no_state_are_refused(state: State, damage) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(StateCorrupt):
+        State.from_bytes(damage(state.to_bytes()))
+
+
+def test_tensors_cannot_be_replaced_from_outside(state: State) -> None:
+    with pytest.raises(TypeError):
+        state.tensors["a"] = torch.zeros(1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "wanted", [("tent", 1, "0123456789abcdef"), ("atp", 2, "0123456789abcdef"), ("atp", 1, "fedcba9876543210")]
+)
+def test_state_for_something_else_is_refused_with_what_differs(state: State, wanted: tuple[str, int, str]) -> None:
+    with pytest.raises(StateMismatch, match="was made for"):
+        state.require(*wanted)
+    state.require("atp", 1, "0123456789abcdef")
