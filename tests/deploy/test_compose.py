@@ -1,0 +1,99 @@
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from acclimate_service.embedded import find_server
+from acclimate_service.settings import Settings
+from acclimate_service.state import StoreUnfit, Wire, check, connect
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+CHECKER = Path(sys.executable).parent / "check-jsonschema"
+
+
+@pytest.fixture(scope="module")
+def services():
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+
+def validate(path):
+    command = [CHECKER, "--builtin-schema", "vendor.compose-spec", path]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_the_file_obeys_the_compose_specification(name):
+    verdict = validate(DEPLOY / name)
+    assert verdict.returncode == 0, verdict.stdout
+
+
+def test_a_misspelt_key_is_against_the_compose_specification(tmp_path):
+    spoiled = (DEPLOY / "compose.yaml").read_text().replace("depends_on:", "depend_on:")
+    (tmp_path / "compose.yaml").write_text(spoiled)
+    assert "depend_on" in validate(tmp_path / "compose.yaml").stdout
+
+
+def test_the_replicas_differ_only_in_their_address(services):
+    first, second = (services[name] | {"networks": None} for name in ("acclimate-1", "acclimate-2"))
+    assert first == second
+
+
+def test_nginx_balances_exactly_the_replicas(services):
+    addresses = [
+        one["networks"]["backend"]["ipv4_address"] for name, one in services.items() if name.startswith("acclimate-")
+    ]
+    balanced = re.findall(r"^\s*server ([\d.]+):8000 ", (DEPLOY / "nginx.conf").read_text(), re.MULTILINE)
+    assert balanced == addresses
+
+
+def test_every_service_waits_until_those_it_needs_are_healthy(services):
+    waits = {name: one.get("depends_on", {}) for name, one in services.items()}
+    healthy = {"condition": "service_healthy"}
+    assert waits.pop("redis") == {}
+    assert waits.pop("nginx") == {"acclimate-1": healthy, "acclimate-2": healthy}
+    assert all(needs == {"redis": healthy} for needs in waits.values())
+
+
+def test_every_variable_of_a_replica_is_a_setting(services):
+    names = {name.removeprefix("ACCLIMATE_").lower() for name in services["acclimate-1"]["environment"]}
+    assert names <= Settings.model_fields.keys()
+
+
+def test_a_replica_may_finish_its_longest_request_before_it_is_killed(services):
+    grace = int(services["acclimate-1"]["stop_grace_period"].removesuffix("s"))
+    assert grace * 1000 > Settings().request_timeout_ms
+
+
+async def verdict(command, tmp_path):
+    """What the service thinks of a Redis that is started by this command."""
+    socket = tmp_path / "r.sock"
+    private = ["--port", "0", "--unixsocket", socket, "--dir", tmp_path, "--logfile", tmp_path / "redis.log"]
+    process = await asyncio.create_subprocess_exec(find_server(), *command[1:], *private)
+    wire = Wire(connect(f"unix://{socket}"))
+    try:
+        while not socket.exists():
+            assert process.returncode is None
+            await asyncio.sleep(0.01)
+        return await check(wire)
+    finally:
+        await wire.aclose()
+        process.terminate()
+        await process.wait()
+
+
+async def test_the_service_entrusts_its_states_to_a_redis_started_as_the_composition_does(services, tmp_path):
+    facts = await verdict(services["redis"]["command"], tmp_path)
+    assert facts.aof_enabled
+    assert facts.maxmemory_policy == "noeviction"
+    assert facts.durability == "everysec"
+
+
+async def test_the_service_refuses_a_redis_without_the_append_only_file(services, tmp_path):
+    command = ["no" if argument == "yes" else argument for argument in services["redis"]["command"]]
+    with pytest.raises(StoreUnfit, match="append-only file"):
+        await verdict(command, tmp_path)
