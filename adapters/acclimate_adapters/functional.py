@@ -1,5 +1,7 @@
 """The mathematics shared by the methods: pure functions of tensors, shapes in the comments."""
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -50,3 +52,9 @@ def project_to_simplex(v: Tensor) -> Tensor:
     support = (ordered - excess / ranks > 0).sum(dim=-1, keepdim=True)  # [..., 1], number of positive entries
     threshold = excess.gather(-1, support - 1) / support
     return (v - threshold).clamp_min(0)
+
+
+def keyed_generator(*key: int) -> torch.Generator:
+    """A CPU generator of its own for each key: equal keys give equal draws, in every process and on every device."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))

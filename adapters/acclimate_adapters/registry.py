@@ -5,24 +5,86 @@ from typing import Any
 
 from acclimate_adapters.adapter import Adapter
 from acclimate_adapters.atp import Atp
+from acclimate_adapters.bbse import Bbse
+from acclimate_adapters.bn_adapt import BnAdapt
+from acclimate_adapters.chain import chain
+from acclimate_adapters.dynfed import DynFed
+from acclimate_adapters.em import Em
 from acclimate_adapters.errors import ConfigurationError, UnknownAdapter
+from acclimate_adapters.fed_ade import FedAde
+from acclimate_adapters.fedcal import FedCal
+from acclimate_adapters.fedthe import FedThe
+from acclimate_adapters.fedthe_plus import FedThePlus
+from acclimate_adapters.hyperparameters import schema as schema_of
+from acclimate_adapters.memo import Memo
 from acclimate_adapters.none import NoAdaptation
+from acclimate_adapters.shot import Shot
+from acclimate_adapters.surgical import Surgical
+from acclimate_adapters.t3a import T3a
+from acclimate_adapters.tent import Tent
 
-ADAPTERS: Mapping[str, type[Adapter]] = {"atp": Atp, "none": NoAdaptation}
+ADAPTERS: Mapping[str, type[Adapter]] = {
+    "atp": Atp,
+    "bbse": Bbse,
+    "bn_adapt": BnAdapt,
+    "dynfed": DynFed,
+    "em": Em,
+    "fed_ade": FedAde,
+    "fedcal": FedCal,
+    "fedthe": FedThe,
+    "fedthe_plus": FedThePlus,
+    "memo": Memo,
+    "none": NoAdaptation,
+    "shot": Shot,
+    "surgical": Surgical,
+    "t3a": T3a,
+    "tent": Tent,
+}
 
 
 def create(name: str, **hyperparameters: Any) -> Adapter:
-    """Make an adapter: `create("atp", mode="batch")`.
+    """Make an adapter: `create("atp", mode="batch")`, or a chain: `create("atp+em", atp={"mode": "batch"})`.
+
+    A chain takes the hyper-parameters of each part as a mapping under the name of the part.
 
     Raises:
         UnknownAdapter: there is no adapter of that name.
-        ConfigurationError: a hyper-parameter is unknown or out of range.
+        ConfigurationError: a hyper-parameter is unknown or out of range, or the chain makes no sense.
     """
-    if name not in ADAPTERS:
-        raise UnknownAdapter(f"there is no adapter {name!r}; there are {', '.join(sorted(ADAPTERS))}")
-    kind = ADAPTERS[name]
+    if "+" in name:
+        return _create_chain(name, hyperparameters)
+    kind = _kind(name)
     unknown = sorted(hyperparameters.keys() - kind.__dataclass_fields__.keys())
     if unknown:
         known = ", ".join(kind.__dataclass_fields__) or "none"
         raise ConfigurationError(f"adapter {name!r} has no hyper-parameter {', '.join(unknown)}; it has {known}")
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in hyperparameters.items()})
+
+
+def schema(name: str) -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of the hyper-parameters that `create` takes for an adapter or a chain.
+
+    Raises:
+        UnknownAdapter: there is no adapter of that name.
+    """
+    if "+" not in name:
+        return schema_of(_kind(name))
+    parts = {part: schema_of(_kind(part)) for part in name.split("+")}
+    return {"type": "object", "properties": parts, "additionalProperties": False}
+
+
+def _kind(name: str) -> type[Adapter]:
+    if name not in ADAPTERS:
+        raise UnknownAdapter(f"there is no adapter {name!r}; there are {', '.join(sorted(ADAPTERS))}")
+    return ADAPTERS[name]
+
+
+def _create_chain(name: str, hyperparameters: Mapping[str, Any]) -> Adapter:
+    parts = name.split("+")
+    for part, values in hyperparameters.items():
+        if part not in parts or not isinstance(values, Mapping):
+            raise ConfigurationError(
+                f"chain {name!r} takes the hyper-parameters of each part as a mapping under its name, one of "
+                f"{', '.join(parts)}; not {part}={values!r}"
+            )
+    return chain([create(part, **hyperparameters.get(part, {})) for part in parts])

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -93,3 +94,23 @@ def make_model(network: nn.Module, source_quantities: Mapping[str, Any]) -> Call
 def model(make_model: Callable[..., FrozenModel]) -> FrozenModel:
     """The network with everything a source can carry."""
     return make_model()
+
+
+@pytest.fixture(scope="session")
+def logit_model() -> Callable[..., FrozenModel]:
+    """A model in float64 whose features and logits are its input [B, K]: `logit_model([0.5, 0.5], confusion=...)`."""
+
+    def make(prior: Any, dtype: torch.dtype = torch.float64, **source: Any) -> FrozenModel:
+        prior = torch.as_tensor(prior, dtype=torch.float64)
+        net = nn.Sequential(OrderedDict(head=nn.Linear(len(prior), len(prior), bias=False)))
+        net.head.weight.data = torch.eye(len(prior))
+        return FrozenModel.from_module(net.to(dtype), classifier="head", source=Source(prior=prior, **source))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def double_model(golden: ModuleType) -> FrozenModel:
+    """The network in double precision, for oracles that are compared digit by digit."""
+    result: FrozenModel = golden.load_model(GOLDEN / "A", "rates.json", torch.float64)
+    return result

@@ -16,6 +16,7 @@ from acclimate_adapters import (
     InputError,
     State,
     StateMismatch,
+    Step,
     create,
     guarded_step,
 )
@@ -33,18 +34,80 @@ class Example:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     neutral: tuple[Mapping[str, Any], Mapping[str, Any]] | None = ({}, {})
     no_neutral_because: str = ""
+    enrolled: bool = False  # clients enrol with the anchors of the model
 
     def create(self) -> Adapter:
-        return create(self.name, **self.hyperparameters)
+        adapter = create(self.name, **self.hyperparameters)
+        return Enrolling(adapter) if self.enrolled else adapter
 
     def __str__(self) -> str:
-        return "-".join([self.name, *map(str, self.hyperparameters.values())])
+        return "-".join([self.name, *map(str, self.hyperparameters.values()), *["enrolled"] * self.enrolled])
 
+
+@dataclass(frozen=True)
+class Enrolling:
+    """An adapter whose clients enrol with the anchors of the model."""
+
+    adapter: Any
+
+    def init(self, model: FrozenModel) -> State:
+        inputs, labels = model.source.anchors
+        return self.adapter.init(model, x=inputs, labels=labels)
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        return self.adapter.step(model, state, x)
+
+
+PERSONAL_HEAD = "the personal head always has its say"
+ALL_ALIKE = torch.full((10, 10), 0.1)  # a confusion matrix that says nothing, so that no prior is estimated
+NO_PRIOR_IS_EXACT = "the prior estimated from a few rows is never exactly that of the training data"
+BATCH_NORM_STAYS_ON = "it normalises by the batch whatever its step size"
 
 EXAMPLES = [
     Example("none"),
     Example("atp", {"mode": "online"}, neutral=({}, {"rates": {}})),
     Example("atp", {"mode": "batch"}, neutral=({}, {"rates": {}})),
+    Example("atp+bbse", neutral=({}, {"rates": {}, "confusion": ALL_ALIKE})),
+    Example("atp+em", {"atp": {"mode": "batch"}}, neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example(
+        "atp+fedcal",
+        {"atp": {"mode": "online"}, "fedcal": {"estimator": "fm", "window": 50}},
+        neutral=({}, {"rates": {}, "prototypes": torch.zeros(10, 64)}),
+    ),
+    Example("bbse", {"mode": "hard"}, neutral=({}, {"confusion": ALL_ALIKE})),
+    Example("bbse", {"mode": "soft", "solver": "pinv"}, neutral=({}, {"confusion": ALL_ALIKE})),
+    Example("bn_adapt", neutral=({"prior_strength": 1e9}, {})),
+    Example("bn_adapt+fedcal", neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example("dynfed", {"mode": "online"}, neutral=({}, {"rates": {}})),
+    Example("dynfed", {"mode": "batch"}, neutral=({}, {"rates": {}})),
+    Example("dynfed", {"arn": "mlp", "mode": "online"}, neutral=({"lam": 1.0}, {"rates": {}})),
+    Example("dynfed", {"arn": "mlp", "mode": "batch"}, neutral=({"lam": 1.0}, {"rates": {}})),
+    Example("em", neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example("fed_ade", neutral=({"eta_min": 0.0, "eta_max": 0.0}, {})),
+    Example("fed_ade", {"eta_max": 0.1, "weights": "raw"}, neutral=({"eta_min": 0.0, "eta_max": 0.0}, {})),
+    Example("fed_ade", {"layers": "all"}),  # nothing changes before the first round
+    Example("fedcal", {"apply": "next"}, neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example("fedcal", {"estimator": "em"}, neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example("fedcal", {"estimator": "fm"}, neutral=({}, {"prototypes": torch.zeros(10, 64)})),
+    Example("fedcal", {"window": 30, "rectify": "threshold"}, neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example("fedthe"),
+    Example("fedthe", enrolled=True, neutral=None, no_neutral_because=PERSONAL_HEAD),
+    Example("fedthe_plus"),
+    Example(
+        "fedthe_plus",
+        {"views": 2, "tuning_steps": 1, "tuning_lr": 0.01},
+        enrolled=True,
+        neutral=None,
+        no_neutral_because=PERSONAL_HEAD,
+    ),
+    Example("memo", {"views": 2, "lr": 0.01}, neutral=({"lr": 0.0}, {})),
+    Example("shot", {"lr": 0.01}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
+    Example("shot", {"lr": 0.01, "centroids": "soft"}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
+    Example("surgical", {"lr": 0.1}, neutral=({"lr": 0.0}, {})),
+    Example("surgical", {"lr": 0.1, "modules": ("conv2", "bn2")}, neutral=({"lr": 0.0}, {})),
+    Example("t3a", neutral=None, no_neutral_because="templates replace the classifier before the first batch"),
+    Example("tent", {"lr": 0.01}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
+    Example("tent", {"optimizer": "adam"}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
 ]
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=str)

@@ -1,0 +1,281 @@
+"""FedTHE: a test-time ensemble of the global and a personal head (Jiang and Lin, ICLR 2023)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, one_hot
+
+from acclimate_adapters.adapter import Signal, Step
+from acclimate_adapters.errors import InputError, MissingSource
+from acclimate_adapters.functional import entropy
+from acclimate_adapters.hyperparameters import check, choice, integer, real
+from acclimate_adapters.model import FrozenModel, Pass, require_finite
+from acclimate_adapters.state import State
+
+ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+HEAD_EPOCHS, HEAD_BATCH, HEAD_LR, HEAD_WEIGHT_DECAY = 100, 32, 0.01, 5e-4  # the paper's 100 rounds of one epoch each
+
+
+@dataclass(frozen=True, slots=True)
+class FedThe:
+    """Mix the global head with the client's personal head, with a weight found anew for each sample.
+
+    Method:
+        h_n    feature of sample n (`Pass.features`); z^g, z^l logits of the global and the personal head on it
+        h'_n   = beta * h_n + (1 - beta) * h^history           (Algorithm 2 line 2), h^history of the samples before n
+        L_EM   = entropy of softmax(e * z^g + (1 - e) * z^l)                                              (Eq. 3)
+        L_FA   = e * |h'_n - h^g| + (1 - e) * |h'_n - h^l|                                                (Eq. 4)
+        L_SLW  = s * L_EM + (1 - s) * L_FA, s = cosine of the two heads' probabilities, a constant        (Eq. 5)
+        e      = softmax over two scalars from (1, 1); `steps` steps of Adam at rate `lr` on L_SLW (Algorithm 2 line 6)
+        h^history <- alpha * h_n + (1 - alpha) * h^history, from h_1                           (Algorithm 2 line 8)
+        logits = e * z^g + (1 - e) * z^l
+        h^g is `Source.descriptor`; h^l and the personal head come from enrolment (see `init`).
+
+    Departures:
+        A client that has not enrolled is answered by the global head, and the signal "enrolled" is 0.
+        The history folds every sample once, however the stream is cut into batches, and each sample is optimised for
+        itself. The authors' program does neither; `history="official"` repeats its use of the history.
+        The global head keeps its bias; the personal head has none, as in the authors' program.
+        The personal head starts from 0, where the paper is silent: a convex problem needs no random start.
+
+    Args:
+        alpha: 0..1, share of a new feature in the history.
+        beta: 0..1, share of the sample's own feature in h'.
+        steps, lr: of the optimisation of e.
+        history: "paper" forms h' from the samples before n. "official" is the authors' program on batches: sample n
+            is folded in before h' is formed, and the first sample of each later batch is never folded in.
+        seed: order of the examples while a personal head is trained.
+
+    Reference: Jiang, Lin: "Test-Time Robust Personalization for Federated Learning", ICLR 2023.
+    """
+
+    name: ClassVar[str] = "fedthe"
+    layout: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]] = frozenset({"descriptor"})
+
+    alpha: float = real(0.1, low=0.0, high=1.0, doc="share of a new feature in the history")
+    beta: float = real(0.3, low=0.0, high=1.0, doc="share of the sample's own feature in the smoothed one")
+    steps: int = integer(20, low=0, high=1000, doc="steps of the optimisation of the head weight")
+    lr: float = real(0.1, low=0.0, high=10.0, doc="step size of the optimisation of the head weight")
+    history: str = choice("paper", "official", doc="paper uses earlier samples only; official is the authors' program")
+    seed: int = integer(0, low=0, high=2**31 - 1, doc="order of the examples while a personal head is trained")
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters out of range."""
+        check(self)
+
+    def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
+        """The state of a client that has sent nothing yet; not enrolled without `enrolment`.
+
+        Args:
+            model: the frozen model.
+            enrolment: x [N, C, H, W], normalised, and labels [N] int64, on which the personal head is trained; or a
+                personal_head [K, d] and a descriptor [d] that were trained elsewhere.
+
+        Raises:
+            InputError: the enrolment cannot be used.
+        """
+        return State(self.name, self.layout, model.content_hash, tensors=enrol(model, self.seed, enrolment))
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        state.require(self.name, self.layout, model.content_hash)
+        frozen = model.frozen(model.batch(x))
+        if not state.tensors:
+            return answer_unenrolled(frozen, state)
+        settings = Settings(self.alpha, self.beta, self.steps, self.lr)
+        mixture, new = mix_heads(model, state, frozen, settings, causal=self.history == "paper")
+        logits = require_finite(mix(mixture.weight, frozen.logits, mixture.personal))
+        return Step(logits, state.next(new), mixture_signals(logits, mixture), frozen.logits, frozen.features)
+
+
+class Settings(NamedTuple):
+    """Hyper-parameters of the ensemble, as in `FedThe`."""
+
+    alpha: float
+    beta: float
+    steps: int
+    lr: float
+
+
+class Mixture(NamedTuple):
+    """How the two heads are mixed on a batch."""
+
+    personal: Tensor  # [B, K], logits of the personal head
+    weight: Tensor  # [B], e: weight of the global head
+    similarity: Tensor  # [B], s: cosine similarity of the heads' probabilities
+    alignment: Tensor  # [B], L_FA at e
+
+
+def enrol(model: FrozenModel, seed: int, enrolment: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an enrolled client's state, none without enrolment; arguments and errors as `FedThe.init`."""
+    match sorted(enrolment):
+        case []:
+            return {}
+        case ["labels", "x"]:
+            head, descriptor = personalise(model, enrolment["x"], enrolment["labels"], seed)
+        case ["descriptor", "personal_head"]:
+            head = _fitting(model, "personal_head", enrolment["personal_head"], (model.classes, model.feature_size))
+            descriptor = _fitting(model, "descriptor", enrolment["descriptor"], (model.feature_size,))
+        case given:
+            raise InputError(f"enrol with x and labels or with personal_head and descriptor, not with {given}")
+    return {
+        "personal_head": head,  # [K, d]
+        "descriptor": descriptor,  # [d], h^l
+        "history": torch.zeros_like(descriptor),  # [d], h^history once there is a sample
+        "samples": torch.zeros((), dtype=torch.int64),
+    }
+
+
+def personalise(model: FrozenModel, x: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Personal head [K, d] and local descriptor h^l [d] of labelled examples (Algorithm 1, section 4.2).
+
+    Args:
+        model: gives the features; the extractor stays frozen.
+        x: [N, C, H, W], normalised.
+        labels: [N], int64 in 0..K-1.
+        seed: order of the examples.
+    """
+    features = model.features(x)
+    if labels.dtype != torch.int64 or labels.shape != features.shape[:1]:
+        wanted = f"{len(features)} int64 labels, one per example"
+        raise InputError(f"enrolment needs {wanted}, not {labels.dtype} of shape {[*labels.shape]}")
+    if int(labels.min()) < 0 or int(labels.max()) >= model.classes:
+        raise InputError(f"labels run from 0 to {model.classes - 1}, not from {labels.min()} to {labels.max()}")
+    targets = one_hot(labels.to(features.device), model.classes).to(features.dtype)
+    return train_head(features, targets, seed), features.mean(0)
+
+
+def train_head(features: Tensor, targets: Tensor, seed: int) -> Tensor:
+    """Weight [K, d] of a linear head without bias: SGD on the mean cross-entropy, from 0.
+
+    Args:
+        features: [N, d].
+        targets: [N, K], one-hot.
+        seed: order of the examples.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight = features.new_zeros(targets.shape[1], features.shape[1])
+    for _ in range(HEAD_EPOCHS):
+        order = torch.randperm(len(features), generator=generator).to(features.device)
+        for rows in torch.split(order, HEAD_BATCH):
+            residual = torch.softmax(features[rows] @ weight.T, -1) - targets[rows]
+            gradient = residual.T @ features[rows] / len(rows)
+            weight = weight - HEAD_LR * (gradient + HEAD_WEIGHT_DECAY * weight)
+    return weight
+
+
+def mix_heads(
+    model: FrozenModel, state: State, frozen: Pass, settings: Settings, *, causal: bool = True
+) -> tuple[Mixture, dict[str, Tensor]]:
+    """Weight the two heads for every sample of a batch and fold it into the history (Algorithm 2, lines 1 to 8).
+
+    Returns:
+        The mixture, and the tensors of the next state.
+    """
+    features = frozen.features
+    head, local, history = (state.tensors[name].to(features) for name in ("personal_head", "descriptor", "history"))
+    start = history if int(state.tensors["samples"]) else features[0]
+    histories, history = fold_history(features, start, settings.alpha, causal=causal)
+    smoothed = settings.beta * features + (1 - settings.beta) * histories
+    to_global = torch.linalg.vector_norm(smoothed - global_descriptor(model), dim=-1)
+    to_local = torch.linalg.vector_norm(smoothed - local, dim=-1)
+    personal = features @ head.T
+    similarity = cosine_similarity(frozen.logits.softmax(-1), personal.softmax(-1), dim=-1).clamp(0, 1)
+    weight = head_weight(frozen.logits, personal, similarity, to_global - to_local, settings.steps, settings.lr)
+    alignment = weight * to_global + (1 - weight) * to_local  # Eq. 4
+    samples = state.tensors["samples"] + len(features)
+    new = {"personal_head": head, "descriptor": local, "history": history, "samples": samples}
+    return Mixture(personal, weight, similarity, alignment), new
+
+
+def global_descriptor(model: FrozenModel) -> Tensor:
+    """h^g [d] of the source.
+
+    Raises:
+        MissingSource: the model carries none.
+    """
+    if model.source.descriptor is None:
+        raise MissingSource("the ensemble of two heads needs descriptor, which the model does not carry")
+    return model.source.descriptor.to(model.device, model.dtype)
+
+
+def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool = True) -> tuple[Tensor, Tensor]:
+    """Exponential moving average of the features, sample by sample (Algorithm 2, line 8).
+
+    Args:
+        features: [B, d].
+        start: [d], history of the samples before; the feature of the first sample when there was none.
+        alpha: 0..1, share of a new feature.
+        causal: False for the authors' program on batches: see `FedThe.history`.
+
+    Returns:
+        [B, d], the history that each sample uses, and [d], the one after the batch.
+    """
+    folded = [start]
+    for feature in features if causal else features[1:]:
+        folded.append(torch.lerp(folded[-1], feature, alpha))
+    return torch.stack(folded[:-1] if causal else folded), folded[-1]
+
+
+def head_weight(
+    global_logits: Tensor, personal_logits: Tensor, similarity: Tensor, gap: Tensor, steps: int, lr: float
+) -> Tensor:
+    """e [B]: weight of the global head that minimises L_SLW (Eq. 5), each sample for itself.
+
+    The two scalars start equal and their gradients are opposite, so Adam keeps them at 1 + v and 1 - v: the number v
+    stands for both, and e = sigmoid(2v). The gradient is written out, with p = softmax of the mixed logits:
+    dL_EM/de = -sum_i p_i (log p_i + L_EM) (z^g_i - z^l_i).
+
+    Args:
+        global_logits, personal_logits: [B, K].
+        similarity: [B], s in 0..1.
+        gap: [B], |h' - h^g| - |h' - h^l| = dL_FA/de.
+        steps, lr: of Adam.
+    """
+    v = first = second = torch.zeros_like(similarity)
+    difference = global_logits - personal_logits
+    for t in range(1, steps + 1):
+        e = torch.sigmoid(2 * v)
+        log_p = torch.log_softmax(mix(e, global_logits, personal_logits), -1)
+        p = log_p.exp()
+        surprise = log_p - (p * log_p).sum(-1, keepdim=True)  # log p_i + L_EM
+        slope = -similarity * (p * surprise * difference).sum(-1) + (1 - similarity) * gap  # dL_SLW/de
+        gradient = slope * e * (1 - e)  # of the first scalar: de/dv is twice that, for v moves both
+        first = torch.lerp(first, gradient, 1 - ADAM_BETAS[0])
+        second = torch.lerp(second, gradient.square(), 1 - ADAM_BETAS[1])
+        scale = (second / (1 - ADAM_BETAS[1] ** t)).sqrt() + ADAM_EPS
+        v = v - lr * (first / (1 - ADAM_BETAS[0] ** t)) / scale
+    return torch.sigmoid(2 * v)
+
+
+def mix(weight: Tensor, global_logits: Tensor, personal_logits: Tensor) -> Tensor:
+    """Logits [B, K] of the ensemble: e * z^g + (1 - e) * z^l, with the weight e [B]."""
+    return torch.lerp(personal_logits, global_logits, weight.unsqueeze(-1))
+
+
+def answer_unenrolled(frozen: Pass, state: State) -> Step:
+    """The answer to a client without a personal head: the global head alone."""
+    logits = require_finite(frozen.logits)
+    signals = {"entropy": float(entropy(logits).mean()), "enrolled": 0.0}
+    return Step(logits, state.next(), signals, logits, frozen.features)
+
+
+def mixture_signals(logits: Tensor, mixture: Mixture) -> dict[str, Signal]:
+    """What the ensemble measured; those with one entry per sample are tuples."""
+    return {
+        "entropy": float(entropy(logits).mean()),
+        "alignment": float(mixture.alignment.mean()),
+        "global_weight": tuple(mixture.weight.tolist()),
+        "similarity": tuple(mixture.similarity.tolist()),
+        "enrolled": 1.0,
+    }
+
+
+def _fitting(model: FrozenModel, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A copy of an enrolled tensor in the model's precision."""
+    if tensor.shape != shape or not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{name} must be finite and of shape {[*shape]}; its shape is {[*tensor.shape]}")
+    return tensor.to(model.device, model.dtype, copy=True)
