@@ -1,4 +1,4 @@
-"""Compare the adapters, number by number, with recorded outputs of the papers' own programs.
+"""Compare the adapters, number by number, with recorded outputs of the papers' own programs (of ours for `balanced`).
 
     python tests/golden/check.py tests/golden/A
 
@@ -9,12 +9,14 @@ median over batches and the maximum have a tolerance each.
 """
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from acclimate_adapters import Adapter, FrozenModel, Pass, Source, State, create
-from acclimate_adapters.fedthe import Settings, mix_heads
+from acclimate_adapters import Adapter, FrozenModel, Source, create
+from acclimate_adapters.atp_training import average, refine
 
-Arrays = Mapping[str, np.ndarray]
+
+def _beside(name: str) -> ModuleType:
+    """A module of this folder, which is no package: whether this file runs as a script or was loaded by its path."""
+    spec = importlib.util.spec_from_file_location(f"golden_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+extras = _beside("extras")
+Arrays, Run, Verdict = extras.Arrays, extras.Run, extras.Verdict
+recorded_head, run_adapter, verdict = extras.recorded_head, extras.run_adapter, extras.verdict
+
 HAND_MADE_TOLERANCE = {"float64_max_abs": 1e-8, "float32_median_over_batches_of_max_abs": 1e-4, "float32_max_abs": 5e-2}
 
 
@@ -37,84 +52,9 @@ class Case:
     rates: str = "rates.json"
     float64: str = "logits_f64"
     float32: str = "logits"
-    extras: Callable[["Run", Arrays, str], Iterator["Verdict"]] = lambda run, expected, precision: iter(())
+    extras: Callable[[Run, Arrays, str], Iterator[Verdict]] = lambda run, expected, precision: iter(())
     enrolment: Callable[[Path, int], Mapping[str, Tensor]] = lambda folder, client: {}  # keywords of `init`
     tolerance: Mapping[str, Any] = field(default_factory=dict)  # where the file cannot be met by tolerances.json
-
-
-@dataclass(frozen=True)
-class Run:
-    """What an adapter answered on all streams."""
-
-    logits: np.ndarray  # [clients, batches, B, K]
-    states: tuple[State, ...]  # each client's state after its last batch
-    signals: tuple[tuple[Mapping[str, Any], ...], ...]  # by client and batch
-    model: FrozenModel
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One comparison."""
-
-    what: str
-    median: float
-    maximum: float
-    tolerance: str
-    passed: bool
-
-
-def update_direction(run: Run, expected: Arrays, precision: str) -> Iterator[Verdict]:
-    """The averaged direction after the last batch: its norms and first entries by module."""
-    norm_key = "h_mean_l2_f64" if precision == "float64" else "h_mean_l2"
-    norms, entries = [], []
-    for client, state in enumerate(run.states):
-        for m, module in enumerate(expected["modules"]):
-            h = state.tensors[str(module)].double().flatten()
-            norms.append(abs(float(h.norm()) / expected[norm_key][client, m] - 1))
-            reference = expected["h_mean_first5"][client, m, : len(h[:5])]  # recorded from the float32 run
-            entries.append(float(np.abs(h[:5].numpy() - reference).max()))
-    yield verdict("direction norm (relative)", norms, 1e-8 if precision == "float64" else 1e-3)
-    yield verdict("direction entries", entries, 1e-3)
-
-
-def clamped_variances(run: Run, expected: Arrays, precision: str) -> Iterator[Verdict]:
-    """How many variances each batch clamped."""
-    counted = np.array([[batch["clamped_variances"] for batch in client] for client in run.signals])
-    yield verdict("clamped variances", np.abs(counted - expected["clamped_entries"]).ravel().tolist(), 0)
-
-
-def recorded_head(folder: Path, client: int) -> Mapping[str, Tensor]:
-    """The personal head and local descriptor that the reference used for a client."""
-    arrays = np.load(folder / "fedthe.npz")
-    names = {"personal_head": "personal_head", "descriptor": "h_local"}
-    return {name: torch.from_numpy(arrays[key][client]) for name, key in names.items()}
-
-
-def head_weights(run: Run, expected: Arrays, precision: str) -> Iterator[Verdict]:
-    """Weight of the global head for each sample."""
-    got = np.array([[batch["global_weight"] for batch in client] for client in run.signals])
-    yield verdict("weight of the global head", np.abs(got - expected["e"]).ravel().tolist(), 1e-4)
-
-
-def two_heads(run: Run, expected: Arrays, precision: str) -> Iterator[Verdict]:
-    """Weight, similarity and history of the two heads, and the rule by itself on the recorded features."""
-    yield from head_weights(run, expected, precision)
-    got = np.array([[batch["similarity"] for batch in client] for client in run.signals])
-    yield verdict("similarity of the heads", np.abs(got - expected["similarity"]).ravel().tolist(), 1e-5)
-    histories = torch.stack([state.tensors["history"] for state in run.states]).numpy()
-    yield verdict("history after the stream", np.abs(histories - expected["final_history"]).ravel().tolist(), 1e-5)
-    if precision == "float64":
-        yield verdict("weight, recorded features", list(recorded_feature_differences(run, expected)), 1e-8)
-
-
-def recorded_feature_differences(run: Run, expected: Arrays) -> Iterator[float]:
-    """By client: largest difference of the weights when the rule starts from the recorded float32 features."""
-    for client, state in enumerate(run.states):
-        recorded = (expected[name][client] for name in ("features", "global_logits"))
-        frozen = Pass(*(torch.from_numpy(array).double().flatten(0, 1) for array in recorded))
-        fresh = replace(state, tensors={**state.tensors, "samples": torch.tensor(0)})
-        mixture, _ = mix_heads(run.model, fresh, frozen, Settings(alpha=0.1, beta=0.3, steps=20, lr=0.1))
-        yield float(np.abs(mixture.weight.numpy() - expected["e_f64"][client].ravel()).max())
 
 
 def fedthe(h: Mapping[str, Any], **changes: Any) -> Adapter:
@@ -131,27 +71,20 @@ TWO_HEADS_TOLERANCE = {
 }
 
 
-def estimated_priors(keys: tuple[str, ...], tolerance: float) -> Callable[[Run, Arrays, str], Iterator[Verdict]]:
-    """The class prior of each batch against each of some recorded arrays."""
-
-    def extra(run: Run, expected: Arrays, precision: str) -> Iterator[Verdict]:
-        got = np.array([[batch["prior"] for batch in client] for client in run.signals])
-        for key in keys:
-            yield verdict(key.replace("_", " "), np.abs(got - expected[key]).ravel().tolist(), tolerance)
-
-    return extra
-
-
-EM_PRIORS = estimated_priors(("prior", "prior_quapy"), 1e-5)
-BBSE_PRIORS = estimated_priors(("label_dist",), 1e-4)
+EM_PRIORS = extras.estimated_priors(("prior", "prior_quapy"), 1e-5)
+BBSE_PRIORS = extras.estimated_priors(("label_dist",), 1e-4)
 ROW_CONSTANT = {"compare": "log-probabilities"}  # the reference normalises no rows
+# no gradient amplifies a decision that flips
+OWN_TOLERANCE = {"float64_max_abs": 1e-8, "float32_max_abs": 1e-4, "float32_median_over_batches_of_max_abs": 1e-4}
 BATCH_NORM_2D = ("bn1", "bn2", "bn3")
 
 CASES: dict[str, Case] = {
     "none": Case(lambda h: create("none")),
     "atp_batch": Case(lambda h: create("atp", mode="batch")),
-    "atp_online": Case(lambda h: create("atp", mode="online"), extras=update_direction),
-    "atp_batch_clamp": Case(lambda h: create("atp", mode="batch"), rates="rates_clamp.json", extras=clamped_variances),
+    "atp_online": Case(lambda h: create("atp", mode="online"), extras=extras.update_direction),
+    "atp_batch_clamp": Case(
+        lambda h: create("atp", mode="batch"), rates="rates_clamp.json", extras=extras.clamped_variances
+    ),
     # the paper's order, average then clamp; the official program clamps each batch's model, then averages the models
     "atp_online_clamp": Case(
         lambda h: create("atp", mode="online"),
@@ -159,6 +92,8 @@ CASES: dict[str, Case] = {
         float64="logits_mean_h_then_clamp_f64",
         float32="logits_mean_h_then_clamp_f64",
     ),
+    # no paper's: recorded from the program with which this project's own method was developed
+    "balanced": Case(lambda h: create("balanced"), extras=extras.balanced_clients, tolerance=OWN_TOLERANCE),
     # the official program inverts the confusion matrix and projects; the default is constrained least squares
     "bbse_hard": Case(lambda h: create("bbse", mode="hard", solver="pinv"), extras=BBSE_PRIORS, tolerance=ROW_CONSTANT),
     "bbse_soft": Case(lambda h: create("bbse", mode="soft", solver="pinv"), extras=BBSE_PRIORS, tolerance=ROW_CONSTANT),
@@ -171,11 +106,11 @@ CASES: dict[str, Case] = {
     "fedthe_official": Case(
         lambda h: fedthe(h, history="official"),
         float64="logits",
-        extras=head_weights,
+        extras=extras.head_weights,
         enrolment=recorded_head,
         tolerance=TWO_HEADS_TOLERANCE,
     ),
-    "fedthe_paper": Case(fedthe, extras=two_heads, enrolment=recorded_head, tolerance=TWO_HEADS_TOLERANCE),
+    "fedthe_paper": Case(fedthe, extras=extras.two_heads, enrolment=recorded_head, tolerance=TWO_HEADS_TOLERANCE),
     # the official program has the authors' pseudo-labels only in their simplest form
     "shot": Case(lambda h: create("shot", lr=h["lr"], beta=h["beta"], centroids="soft")),
     "shot_pl": Case(lambda h: create("shot", lr=h["lr"], beta=h["beta"], centroids="soft")),
@@ -219,6 +154,9 @@ def source_quantities(folder: Path) -> dict[str, Any]:
     if (folder / "bbse.npz").exists():
         counts = {mode: np.load(folder / "bbse.npz")[f"counts_{mode}"].astype(np.float64) for mode in ("soft", "hard")}
         quantities["confusion"] = {mode: array / array.sum(axis=0) for mode, array in counts.items()}
+    if (folder / "balanced_source.npz").exists():
+        arrays = np.load(folder / "balanced_source.npz")
+        quantities["moments"] = {name: torch.from_numpy(arrays[name]) for name in arrays if "." in name}
     if (folder / "fedthe.npz").exists():
         quantities["descriptor"] = np.load(folder / "fedthe.npz")["h_global"]
     return quantities
@@ -226,49 +164,25 @@ def source_quantities(folder: Path) -> dict[str, Any]:
 
 def load_streams(folder: Path, dtype: torch.dtype) -> Tensor:
     """Normalised images [clients, batches, B, C, H, W]; normalised in float32 whatever the precision of the run."""
+    return normalise(folder, np.load(folder / "stream.npz")["images"]).to(dtype)
+
+
+def normalise(folder: Path, pixels: np.ndarray) -> Tensor:
+    """uint8 pixels [clients, batches, B, H, W] or [clients, batches, B, C, H, W] as float32 network input."""
     spec = json.loads((folder / "model.json").read_text())["input"]
-    images = torch.from_numpy(np.load(folder / "stream.npz")["images"])
+    images = torch.from_numpy(pixels)
     images = images.unsqueeze(3) if images.dim() == 5 else images
     mean, std = (torch.tensor(spec[key], dtype=torch.float32).reshape(-1, 1, 1) for key in ("mean", "std"))
-    return ((images.float() / 255 - mean) / std).to(dtype)
-
-
-def run_adapter(
-    adapter: Adapter,
-    model: FrozenModel,
-    streams: Tensor,
-    enrolment: Callable[[int], Mapping[str, Tensor]] = lambda c: {},
-) -> Run:
-    """Answer every client's batches in order, each client from a fresh state."""
-    logits, states, signals = [], [], []
-    for client, stream in enumerate(streams):
-        state, answers, measured = adapter.init(model, **enrolment(client)), [], []
-        for batch in stream:
-            step = adapter.step(model, state, batch)
-            state = step.state
-            answers.append(step.logits)
-            measured.append(step.signals)
-        logits.append(torch.stack(answers))
-        states.append(state)
-        signals.append(tuple(measured))
-    return Run(torch.stack(logits).numpy(), tuple(states), tuple(signals), model)
-
-
-def verdict(what: str, differences: list[float], maximum: float, median: float | None = None) -> Verdict:
-    """Judge differences by their maximum and, if given, their median."""
-    measured = float(np.median(differences)), float(np.max(differences))
-    passed = measured[1] <= maximum and (median is None or measured[0] <= median)  # NaN fails
-    tolerance = f"{maximum:.0e}" if median is None else f"{median:.0e} / {maximum:.0e}"
-    return Verdict(what, *measured, tolerance, passed)
+    return (images.float() / 255 - mean) / std
 
 
 def compare(run: Run, expected: np.ndarray, tolerance: Mapping[str, Any], precision: str) -> Verdict:
     """Judge the logits, probabilities or log-probabilities of a run batch by batch."""
     quantity = tolerance.get("compare", "logits")
     got, want = run.logits.astype(np.float64), expected.astype(np.float64)
-    normalise = {"probabilities": torch.softmax, "log-probabilities": torch.log_softmax}.get(quantity)
-    if normalise is not None:
-        got, want = (normalise(torch.from_numpy(x), -1).numpy() for x in (got, want))
+    scale = {"probabilities": torch.softmax, "log-probabilities": torch.log_softmax}.get(quantity)
+    if scale is not None:
+        got, want = (scale(torch.from_numpy(x), -1).numpy() for x in (got, want))
     per_batch = np.abs(got - want).max(axis=(-1, -2)).ravel().tolist()
     if precision == "float64":
         return verdict(quantity, per_batch, tolerance["float64_max_abs"])
@@ -277,8 +191,33 @@ def compare(run: Run, expected: np.ndarray, tolerance: Mapping[str, Any], precis
     )
 
 
+def check_training(folder: Path, precision: str) -> Iterator[Verdict]:
+    """Adaptation rates learned from labelled batches: each client's, and their mean."""
+    recorded = np.load(folder / "expected/atp_train.npz")
+    tolerance, suffix = (1e-8, "_f64") if precision == "float64" else (1e-5, "")
+    model = load_model(folder, "rates.json", getattr(torch, precision))
+    streams, labels = normalise(folder, recorded["images"][:, None])[:, 0], torch.from_numpy(recorded["labels"])
+    for start in ("zero", "half"):
+        clients = []
+        for x, y in zip(streams.to(model.dtype), labels, strict=True):
+            rates = dict(zip(recorded["modules"].tolist(), recorded[f"start_{start}"].tolist(), strict=True))
+            for batch in torch.arange(len(y)).split(int(recorded["batch_size"])):
+                rates = refine(model, rates, x[batch], y[batch], float(recorded["lr"]))
+            clients.append(rates)
+        got = np.array([list(rates.values()) for rates in clients])
+        yield verdict(
+            f"rates from {start}", np.abs(got - recorded[f"after_{start}{suffix}"]).ravel().tolist(), tolerance
+        )
+        mean = np.array(list(average(clients).values()))
+        server = np.abs(mean - recorded[f"server_average_{start}_f64"]).tolist()
+        yield verdict(f"mean rates from {start}", server, tolerance)
+
+
 def check_file(folder: Path, name: str, precision: str) -> Iterator[Verdict]:
     """All verdicts on one expected file in one precision."""
+    if name == "atp_train":
+        yield from check_training(folder, precision)
+        return
     case, dtype = CASES[name], getattr(torch, precision)
     recorded = json.loads((folder / "hparams.json").read_text())
     hyperparameters = recorded.get(name, recorded.get(name.split("_")[0], {}))
@@ -304,14 +243,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print(f"{'file':<18}{'precision':<11}{'quantity':<28}{'median':>9}{'maximum':>10}  {'tolerance':<16}verdict")
     failed = 0
-    for name in (name for name in files if name in CASES):
+    known = CASES.keys() | {"atp_train"}
+    for name in (name for name in files if name in known):
         for precision in ("float64", "float32"):
             for v in check_file(folder, name, precision):
                 failed += not v.passed
                 word = "pass" if v.passed else "FAIL"
                 numbers = f"{v.median:9.1e}{v.maximum:10.1e}  {v.tolerance:<16}"
                 print(f"{name:<18}{precision:<11}{v.what:<28}{numbers}{word}", flush=True)
-    absent = [name for name in files if name not in CASES]
+    absent = [name for name in files if name not in known]
     if absent:
         print(f"missing (no adapter for them): {', '.join(absent)}")
     print(f"{failed} comparison(s) failed" if failed else "all comparisons passed")
