@@ -10,7 +10,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml clients_sdk/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --group test --group check
+	$(BIN)/python -m pip install --quiet --editable ".[serve,cpu,embedded,bench]" --editable "./clients_sdk[images]" --group test --group check
 	touch $@
 
 demo: setup
@@ -31,6 +31,7 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/serve.py
+	$(BIN)/acclimate bench accuracy
 
 clean:
 	rm -rf $(VENV) .data

@@ -1,0 +1,110 @@
+"""The reduced benchmark that the project carries, and smaller cuttings of it."""
+
+import argparse
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate_service.bench.accuracy import Result
+from acclimate_service.bench.cli import add_parser
+from acclimate_service.bench.data import Shift, load_shift
+from acclimate_service.bench.report import Protocol, Report
+
+ROOT = Path(__file__).parents[2]
+CARRIED = ROOT / "benchmarks" / "data" / "fashion"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def carried() -> Path:
+    return CARRIED
+
+
+@pytest.fixture(scope="session")
+def shift() -> Callable[[str], Shift]:
+    """A shift of the carried benchmark by name, read once."""
+    return cache(lambda name: load_shift(CARRIED, name))
+
+
+@pytest.fixture(scope="session")
+def few(shift: Callable[[str], Shift]) -> Callable[..., Shift]:
+    """The same with some of the clients: `few("hybrid", 0, 3)`."""
+
+    def choose(name: str, *rows: int) -> Shift:
+        whole, chosen = shift(name), list(rows)
+        clients = tuple(whole.clients[row] for row in rows)
+        return replace(whole, clients=clients, images=whole.images[chosen], labels=whole.labels[chosen])
+
+    return choose
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A benchmark folder with the label shift alone, two clients of 40 images each; may be damaged."""
+    copy = tmp_path / "data"
+    shutil.copytree(CARRIED / "label", copy / "label")
+    shutil.copy(CARRIED / "accuracy.json", copy)
+    with np.load(CARRIED / "label" / "target.npz") as target:
+        arrays = {name: target[name][:2] for name in target.files}
+    arrays |= {name: arrays[name][:, :40] for name in ("images", "labels")}
+    np.savez_compressed(copy / "label" / "target.npz", **arrays)
+    return copy
+
+
+@pytest.fixture
+def acclimate() -> Callable[..., int]:
+    """The command line with the one command that is tested here."""
+    parser = argparse.ArgumentParser(prog="acclimate")
+    add_parser(parser.add_subparsers(required=True))
+
+    def run(*words: object) -> int:
+        arguments = parser.parse_args([str(word) for word in words])
+        code: int = arguments.run(arguments)
+        return code
+
+    return run
+
+
+@pytest.fixture
+def result() -> Callable[..., Result]:
+    """A result of two clients of 100 images, with some fields changed."""
+    plain = Result(
+        method="em",
+        adapter="em",
+        shift="label",
+        options={"steps": 2},
+        enrolled=0,
+        images=100,
+        clients=(2, 7),
+        correct=(80, 90),
+        frozen=(85, 70),
+        reference=None,
+    )
+    return lambda **changes: replace(plain, **changes)
+
+
+@pytest.fixture
+def report(result: Callable[..., Result]) -> Report:
+    """Two shifts, a method with two variants, a chain, a reference, and a method that was given labels."""
+    results = [
+        result(method=method, adapter=adapter, shift=shift, **changes)
+        for shift in ("label", "hybrid")
+        for method, adapter, changes in (
+            ("none", "none", {"correct": (85, 70), "reference": (0.85, 0.7)}),
+            ("bbse_soft", "bbse", {"reference": (0.8, 0.8)}),
+            ("bbse_hard", "bbse", {"correct": (60, 60)}),
+            ("bn_adapt+em", "bn_adapt+em", {}),
+            ("fedthe", "fedthe", {"enrolled": 40}),
+        )
+    ]
+    return Report(Protocol(seed=3, threads=1), tuple(results))
