@@ -1,6 +1,6 @@
 """What one adapter step costs over the bare torch work it cannot avoid.
 
-    python benchmarks/step.py [--repeats 40]
+    python benchmarks/step.py [--repeats 40] [--device cuda]
 
 Floor and step are measured in one process, in turn, on the same batch; the ratio of their medians is what counts, since
 absolute times depend on the machine.
@@ -61,15 +61,30 @@ def online_step(model: FrozenModel, x: Tensor) -> Callable[[], object]:
     return work
 
 
+def finished(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The work including what a GPU does after the call has returned."""
+    if device.type != "cuda":
+        return work
+
+    def wait() -> None:
+        work()
+        torch.cuda.synchronize(device)
+
+    return wait
+
+
 def main() -> None:
     """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=40)
-    repeats = parser.parse_args().repeats
-    net = resnet18()
-    x = torch.rand(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    bare, step = in_turn(repeats, floor(net, x), online_step(freeze(net), x))
-    print(f"ResNet-18, 20 x 3 x 32 x 32, CPU, {torch.get_num_threads()} threads, {repeats} repeats in turn")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    net = resnet18().to(options.device)
+    x = torch.rand(20, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(options.device)
+    works = (finished(work, x.device) for work in (floor(net, x), online_step(freeze(net), x)))
+    bare, step = in_turn(options.repeats, *works)
+    where = f"{x.device.type}, {torch.get_num_threads()} threads"
+    print(f"ResNet-18, 20 x 3 x 32 x 32, {where}, {options.repeats} repeats in turn")
     print(Timing.header())
     print(bare.row("forward + backward + forward"))
     print(step.row("atp online step", bare, TARGET))

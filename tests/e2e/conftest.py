@@ -1,0 +1,107 @@
+"""The service as it is run: `acclimate serve` in a process of its own, with nothing but variables to set it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from acclimate_adapters import create, guarded_step
+from acclimate_store import Catalogue
+from acclimate_store.samples import load_streams
+
+ROOT = Path(__file__).parents[2]
+BUNDLES = ROOT / "model_store" / "bundles"
+Images = NDArray[np.uint8]
+
+
+class Process:
+    """A running `acclimate serve`."""
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [Path(sys.executable).with_name("acclimate"), "serve"],
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        self.announcement = self._process.stdout.readline()
+        if " at http://" not in self.announcement:
+            self.close()
+            pytest.fail(f"the service did not start: {log.read_text()}")
+        self.adapters = self._process.stdout.readline()
+        self.url = self.announcement.partition(" at ")[2].partition(",")[0]
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.wait(timeout=30)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        if self.running:
+            self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start the service; `settings` are variables without their prefix. Each start uses the same data directory."""
+    processes: list[Process] = []
+
+    def start(**settings: Any) -> Process:
+        defaults = {"data_dir": tmp_path / "data", "model_store": BUNDLES, "port": 0, "threads": 1}
+        variables = {f"ACCLIMATE_{name.upper()}": str(value) for name, value in {**defaults, **settings}.items()}
+        processes.append(Process(variables, tmp_path / "stderr.log"))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def stream() -> Callable[..., list[Images]]:
+    """Batches of one recorded client, over and over."""
+    streams = load_streams(ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz")
+
+    def batches(client: int, number: int, size: int = 10) -> list[Images]:
+        images = streams[client].images
+        return [images.take(range(i * size, (i + 1) * size), axis=0, mode="wrap") for i in range(number)]
+
+    return batches
+
+
+@pytest.fixture(scope="session")
+def serial() -> Callable[..., list[NDArray[np.float64]]]:
+    """Probabilities of an uninterrupted run in this process."""
+    bundle = Catalogue(BUNDLES).load("fashion-cnn")
+
+    def run(batches: list[Images], adapter: str = "atp") -> list[NDArray[np.float64]]:
+        method = create(adapter)
+        state, answers = method.init(bundle.model), []
+        for images in batches:
+            step = guarded_step(method, bundle.model, state, bundle.prepare(images))
+            state = step.state
+            answers.append(step.logits.double().softmax(dim=-1).numpy())
+        return answers
+
+    return run

@@ -1,0 +1,86 @@
+"""Start and end of the process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from redis import Redis
+
+from acclimate_client import Client
+
+
+def redis_of(tmp_path):
+    with Redis(unix_socket_path=str(tmp_path / "data" / "redis.sock")) as redis:
+        return int(redis.info("server")["process_id"])
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_sigterm_ends_the_service_with_status_0_after_the_batch_at_hand_and_its_redis_too(serve, stream, tmp_path):
+    service = serve()
+    redis = redis_of(tmp_path)
+    one, two = stream(0, 2, size=200)
+    with ThreadPoolExecutor(1) as pool, Client(service.url, max_retries=0) as client:
+        client.predict("cam", one)
+        call = pool.submit(client.predict, "cam", two)
+        while "acclimate_waiting 1.0" not in httpx.get(f"{service.url}/metrics").text:
+            assert not call.done(), "the batch was too quick to be interrupted"
+        service.signal(signal.SIGTERM)
+        assert call.result().state.version == 2
+    assert service.wait() == 0
+    assert not is_running(redis)
+    assert service.log.read_text() == ""
+    with Client(serve().url) as client:
+        assert client.get("cam").state.version == 2
+
+
+def test_a_data_directory_is_not_shared_and_a_killed_service_leaves_no_redis_behind(serve, tmp_path):
+    service = serve()
+    redis = redis_of(tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="another service runs on"):
+        serve()
+    service.kill()
+    deadline = time.monotonic() + 10
+    while is_running(redis):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_sigint_ends_the_service_although_connections_are_open(serve, tmp_path):
+    service = serve()
+    assert service.announcement == (
+        f"acclimate: serving fashion-cnn/1 at {service.url}, state in {tmp_path / 'data'} (durability everysec)\n"
+    )
+    address = urlsplit(service.url)
+    with socket.create_connection((address.hostname, address.port)), httpx.Client(base_url=service.url) as client:
+        client.get("/v2/health/live")
+        service.signal(signal.SIGINT)
+        assert service.wait() == 0
+
+
+def test_a_wrong_setting_ends_the_process_with_status_2_and_one_line():
+    done = subprocess.run(
+        [Path(sys.executable).with_name("acclimate"), "serve"],
+        env={**os.environ, "ACCLIMATE_ADAPTER": "nope"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("acclimate: ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: there is no adapter 'nope'")
+    assert done.stderr.count("\n") == 1
