@@ -3,7 +3,8 @@
     make demo
 
 Starts the service on a private Redis, sends every sample client's stream in batches of 20 through the SDK over HTTP,
-once per method, and prints the accuracy of each method for each client. Nothing is kept.
+once per method, and prints the accuracy of each method for each client. One service serves them all: each stream is a
+client of its own per method, configured with that method. Nothing is kept.
 """
 
 import argparse
@@ -44,6 +45,9 @@ METHODS = (
     Method("none", "none"),
     Method("atp batch", "atp", {"mode": "batch"}),
     Method("atp online", "atp", {"mode": "online"}),
+    Method("fedcal (em)", "fedcal", {"estimator": "em"}),
+    Method("bn_adapt", "bn_adapt"),
+    Method("atp+fedcal", "atp+fedcal"),
 )
 
 
@@ -54,15 +58,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_service(method: Method, data_dir: str) -> Iterator[str]:
-    """A service whose clients run this method; yields its URL."""
+def running_service(data_dir: str) -> Iterator[str]:
+    """A service; yields its URL."""
     port = free_port()
     settings = {
         "ACCLIMATE_PORT": str(port),
         "ACCLIMATE_DATA_DIR": data_dir,
         "ACCLIMATE_MODEL_STORE": str(ROOT / "model_store/bundles"),
-        "ACCLIMATE_ADAPTER": method.adapter,
-        "ACCLIMATE_ADAPTER_OPTIONS": json.dumps(dict(method.hyperparameters)),
     }
     command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
@@ -97,19 +99,18 @@ def accuracy(client: Client, client_id: str, stream: ClientStream, progress: "tq
     return 100 * correct / len(stream.images)
 
 
-def run(methods: Sequence[Method], streams: Sequence[ClientStream]) -> dict[str, list[float]]:
+def run(url: str, methods: Sequence[Method], streams: Sequence[ClientStream]) -> dict[str, list[float]]:
     """Accuracy by method and client, in percent."""
     batches = sum(-(-len(stream.images) // BATCH) for stream in streams)
     results: dict[str, list[float]] = {}
-    with tqdm(total=batches * len(methods), unit="batch", disable=None) as progress:
-        for method in methods:
+    with Client(url) as client, tqdm(total=batches * len(methods), unit="batch", disable=None) as progress:
+        for number, method in enumerate(methods):
             progress.set_description(method.title)
-            with (
-                tempfile.TemporaryDirectory() as data_dir,
-                running_service(method, data_dir) as url,
-                Client(url) as client,
-            ):
-                results[method.title] = [accuracy(client, s.client_id, s, progress) for s in streams]
+            results[method.title] = []
+            for stream in streams:
+                client_id = f"{stream.client_id}-{number}"
+                client.configure(client_id, method.adapter, **method.hyperparameters)
+                results[method.title].append(accuracy(client, client_id, stream, progress))
     return results
 
 
@@ -138,7 +139,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the accuracies to this file")
     options = parser.parse_args()
     streams = load_streams(SAMPLES)
-    results = run(METHODS, streams)
+    with tempfile.TemporaryDirectory() as data_dir, running_service(data_dir) as url:
+        results = run(url, METHODS, streams)
     print(f"\nAccuracy in %, {len(streams)} clients, {len(streams[0].images)} images each, batches of {BATCH}:\n")
     print(table(results, streams))
     print("\nServe it yourself:  .venv/bin/acclimate serve   then see http://127.0.0.1:8000/docs")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from acclimate_client import Client, ClientUnknownError
+from acclimate_client import Client
+from acclimate_client.errors import ClientUnknownError
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -1,6 +1,6 @@
 """Inference-time adaptation of a frozen classifier: pure PyTorch, no I/O, no clock, no global random numbers."""
 
-from acclimate_adapters.adapter import Adapter, Signal, Step, missing, require
+from acclimate_adapters.adapter import Adapter, Enrolling, Signal, Step, enrols, missing, require
 from acclimate_adapters.errors import (
     AcclimateError,
     ConfigurationError,
@@ -14,7 +14,7 @@ from acclimate_adapters.errors import (
 )
 from acclimate_adapters.guard import guarded_step
 from acclimate_adapters.model import Direction, FrozenModel, Pass
-from acclimate_adapters.registry import ADAPTERS, create
+from acclimate_adapters.registry import ADAPTERS, create, schema
 from acclimate_adapters.source import Anchors, Source
 from acclimate_adapters.state import State
 
@@ -25,6 +25,7 @@ __all__ = [
     "Anchors",
     "ConfigurationError",
     "Direction",
+    "Enrolling",
     "FrozenModel",
     "InputError",
     "MissingSource",
@@ -39,7 +40,9 @@ __all__ = [
     "Step",
     "UnknownAdapter",
     "create",
+    "enrols",
     "guarded_step",
     "missing",
     "require",
+    "schema",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ class Step:
         signals: label-free measurements by name.
         frozen_logits: [B, K], what the model answers unadapted, when the step came across it.
         features: [B, d], the classifier's input in the pass that gave the logits; what chains hand on.
+        uncorrected: [B, K], the logits before the class prior was corrected; None when it was not.
     """
 
     logits: Tensor
@@ -31,6 +32,7 @@ class Step:
     signals: Mapping[str, Signal] = field(default_factory=dict)
     frozen_logits: Tensor | None = None
     features: Tensor | None = None
+    uncorrected: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Keep the signals from being changed through the caller's own reference."""
@@ -58,7 +60,11 @@ class Adapter(Protocol):
         ...
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet."""
+        """The state of a client that has sent nothing yet.
+
+        Raises:
+            MissingSource: the model lacks something in `needs`.
+        """
         ...
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
@@ -69,6 +75,33 @@ class Adapter(Protocol):
             StateMismatch: the state was made for another adapter, layout or model.
         """
         ...
+
+
+@runtime_checkable
+class Enrolling(Adapter, Protocol):
+    """An adapter that may begin with labelled examples of the client."""
+
+    @property
+    def enrols(self) -> bool:
+        """Whether it does; a chain has to ask its first part."""
+        ...
+
+    def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
+        """The state of a client that has sent nothing yet but its enrolment.
+
+        Args:
+            model: the frozen model.
+            enrolment: x [N, C, H, W], normalised, and labels [N], int64 in 0..K-1; none at all leaves it out.
+
+        Raises:
+            InputError: the enrolment cannot be used.
+        """
+        ...
+
+
+def enrols(adapter: Adapter) -> TypeGuard[Enrolling]:
+    """Whether the adapter takes labelled examples of the client."""
+    return isinstance(adapter, Enrolling) and adapter.enrols
 
 
 def missing(adapter: Adapter, model: FrozenModel) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, choice
@@ -23,7 +23,8 @@ class Atp:
 
     Method:
         h_k    direction of batch k at the global weights w_G: the negative entropy gradient for parameters (Eq. 4),
-               batch statistic - running statistic for BatchNorm statistics (Eq. 5); `FrozenModel.direction`
+               batch statistic - running statistic for BatchNorm statistics (Eq. 5), both from one pass in which every
+               layer normalises by its running statistics; `FrozenModel.direction`
         alpha  one adaptation rate per module (`Source.rates`), learned from source clients (Eq. 7); may be negative
         batch  w_k = w_G + alpha * h_k                            (Eq. 6, Algorithm 2 line 6)
         online w_k = w_G + alpha * (h_1 + ... + h_k) / k          (Eq. 8, Algorithm 2 lines 8 and 9)
@@ -32,7 +33,8 @@ class Atp:
     Departures:
         A running variance that the update would make negative is set to 0 (the paper is silent; the authors' program
         does it too, but per batch before averaging, which differs once a variance is clamped).
-        A variance of one value per channel is undefined; its direction is 0 and a signal counts it.
+        The batch's variance is the unbiased one, like the running variance (the paper is silent). That of one value per
+        channel is undefined; its direction is 0 and a signal counts it.
         Every batch counts the same in the mean, whatever its size, as in the paper.
 
     Args:
@@ -52,7 +54,12 @@ class Atp:
         check(self)
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet: a zero direction for each module that has a rate."""
+        """The state of a client that has sent nothing yet: a zero direction for each module that has a rate.
+
+        Raises:
+            MissingSource: the model carries no rates.
+        """
+        require(self, model)
         kept = active_modules(model) if self.mode == "online" else ()
         zeros = {name: torch.zeros_like(model.tensor(name)) for name in kept}
         return State(self.name, self.layout, model.content_hash, tensors=zeros)
@@ -81,7 +88,7 @@ def mean_direction(mean: Mapping[str, Tensor], h: Mapping[str, Tensor], k: int) 
     Written as mean + (h - mean) / k, which stays exact to single precision for any k that occurs. The result takes the
     place of h, which is this batch's own; `mean`, which belongs to a state, stays what it is.
     """
-    return {name: torch.lerp(mean[name].to(new.device), new, 1.0 / k, out=new) for name, new in h.items()}
+    return {name: torch.lerp(mean[name].to(new), new, 1.0 / k, out=new) for name, new in h.items()}
 
 
 def answer(
@@ -105,6 +112,7 @@ def answer(
         "frozen_entropy": float(entropy(h.logits).mean()),
         "clamped_variances": float(clamped),
         "undefined_variances": float(len(h.undefined)),
+        "constant_channels": float(h.constant),
     }
     return Step(logits, state, signals, h.logits, prediction.features)
 
@@ -117,5 +125,5 @@ def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float
     """
     adapted = {name: torch.add(model.tensor(name), direction, alpha=rates[name]) for name, direction in h.items()}
     variances = [name for name in adapted if name.endswith(VARIANCE)]
-    clamped = sum(int((adapted[name] < 0).sum()) for name in variances)
+    clamped = int(sum((adapted[name] < 0).sum() for name in variances))
     return adapted | {name: adapted[name].clamp_min(0) for name in variances}, clamped

@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.atp import adapt
+from acclimate_adapters.functional import class_labels
 from acclimate_adapters.gradient import gradient
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.probes import Norm
@@ -30,12 +31,12 @@ def refine(model: FrozenModel, rates: Mapping[str, float], x: Tensor, labels: Te
         lr: eta, the learning rate of the rates.
 
     Raises:
-        InputError: the batch cannot be used.
+        InputError: the batch cannot be used, or its labels do not fit it.
     """
     x = model.batch(x)
+    labels = class_labels(labels, len(x), model.classes).to(model.device)
     h = model.direction(x).tensors
     adapted, _ = adapt(model, h, rates)
-    labels = labels.to(model.device)
     g, _ = gradient(
         model, x, adapted, lambda answer: F.cross_entropy(answer.logits, labels), _by_differentiable_statistics
     )

@@ -31,14 +31,14 @@ class Bbse:
     Method:
         mu     mean prediction of the batch: mean posterior (`mode` soft) or shares of the predicted classes (hard)
         C      confusion matrix of the same mode, C[i, j] = P(predicted i | true j) (`Source.confusion`)
-        q      with C q = mu                                          (Lipton et al., Lemma 1)
+        q      with C q = mu, which holds where only the class shares changed
         q      = 0.999 q + 0.001 / K
         logits = log p_s(.|x_i) + log q - log p_s, normalised: Bayes with importance weights q / p_s
 
     Departures:
         C q = mu seldom has a solution on the simplex. `solver` simplex takes the q of the simplex that minimises
-        |C q - mu|; pinv projects pinv(C) mu onto it, as the baseline of the ATP paper does, which magnifies noise more.
-        That baseline leaves out the division by p_s, which is the same when p_s is uniform.
+        |C q - mu|; pinv projects pinv(C) mu onto it, as the program of the ATP authors does, which magnifies noise
+        more. That program leaves out the division by p_s, which is the same when p_s is uniform.
         A class without a measured row (a zero column) counts as always recognised; the signal "absent_classes" tells.
         Beyond a condition number of 1e3 the estimate would be noise: the answer keeps the training prior, and the
         signal "refused" is 1.

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.functional import batch_statistics, entropy
 from acclimate_adapters.hyperparameters import check, real
 from acclimate_adapters.model import FrozenModel, require_finite
@@ -48,7 +48,12 @@ class BnAdapt:
         check(self)
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet; it only counts batches."""
+        """The state of a client that has sent nothing yet; it only counts batches.
+
+        Raises:
+            MissingSource: the model has no BatchNorm layer that could be adapted.
+        """
+        require(self, model)
         return State(self.name, self.layout, model.content_hash)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
@@ -93,5 +98,6 @@ class Blend:
             self.undefined += 1
             return norm.by_statistics(x, norm.running_mean, norm.running_var)
         self.constant.append((variance == 0).sum())
-        mean = torch.lerp(mean, norm.running_mean, self.weight)
-        return norm.by_statistics(x, mean, torch.lerp(variance, norm.running_var, self.weight))
+        running = norm.running_mean, norm.running_var
+        blends = (torch.lerp(b, r.to(b), self.weight).to(r) for b, r in zip((mean, variance), running, strict=True))
+        return norm.by_statistics(x, *blends)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from acclimate_adapters.adapter import Adapter, Step
+from acclimate_adapters.adapter import Adapter, Step, enrols
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.priors import PriorCorrection
@@ -50,6 +50,11 @@ class Chain:
         """What either part needs."""
         return self.weights.needs | self.prior.needs
 
+    @property
+    def enrols(self) -> bool:
+        """Whether the weights are enrolled."""
+        return enrols(self.weights)
+
     def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
         """The state of a client that has sent nothing yet; an enrolment goes to the weights."""
         parts = self.weights.init(model, **enrolment), self.prior.init(model)
@@ -63,7 +68,8 @@ class Chain:
             raise ConfigurationError(f"adapter {self.weights.name!r} shows no features that {self.name!r} could use")
         answer = self.prior.correct(model, _part(state, self.prior), adapted.logits, adapted.features)
         new = state.next(_join((adapted.state, answer.state)))
-        return Step(answer.logits, new, {**adapted.signals, **answer.signals}, adapted.frozen_logits, adapted.features)
+        signals = {**adapted.signals, **answer.signals}
+        return Step(answer.logits, new, signals, adapted.frozen_logits, adapted.features, uncorrected=adapted.logits)
 
 
 def chain(parts: Sequence[Adapter]) -> Chain:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.atp import active_modules, answer, mean_direction
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.hyperparameters import check, choice, integer, real
@@ -39,9 +39,10 @@ class DynFed:
         than the identity (the paper's Table 3), which is why the identity is the default.
 
     Departures:
-        Eq. 12 is computed as alpha + (1 - lam) * (g(alpha) - alpha), so that the identity is ATP bit for bit.
-        The rates evolve during the first `horizon` batches only; the paper's experiments end after 10 and leave open
-        what an endless stream does. With the identity this has no effect.
+        Eq. 12 is computed as alpha + (1 - lam) * (g(alpha) - alpha), so that the identity is ATP bit for bit. (The
+        paper's text and Algorithm 2 call it Eq. 11, and Eq. 13 Eq. 12; the numbers here are those printed.)
+        The rates evolve during the first `horizon` batches only; the paper leaves open what an endless stream does.
+        With the identity this has no effect.
         The paper gives no lambda, no size and no parameters of g: 0.99, 32 hidden units, He-uniform W_1 and
         Xavier-uniform W_2 from `seed`, b_1 = b_2 = 0.
         Variances that turn negative or are undefined are treated as in ATP.
@@ -76,7 +77,12 @@ class DynFed:
         check(self)
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet: the learned rates and, online, zero directions."""
+        """The state of a client that has sent nothing yet: the learned rates and, online, zero directions.
+
+        Raises:
+            MissingSource: the model carries no rates.
+        """
+        require(self, model)
         modules = self._modules(model)
         learned = model.source.rates or {}
         rates = rate_tensors({name: learned.get(name, 0.0) for name in modules})

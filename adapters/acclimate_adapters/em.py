@@ -28,15 +28,15 @@ class Em:
 
     Method:
         p_s    training prior (`Source.prior`);  q  prior of the batch, q = p_s at first
-        E-step r_i = p_s(.|x_i) q / p_s, rows normalised      (Saerens et al., Eq. 2.9)
-        M-step q = mean of r_i over the rows of the batch     (Saerens et al., Eq. 2.9)
-        logits = log p_s(.|x_i) + log q - log p_s, normalised (Saerens et al., Eq. 2.4), after `steps` steps
+        E-step r_i = p_s(.|x_i) q / p_s, rows normalised: the posteriors, if q were the prior
+        M-step q = mean of r_i over the rows of the batch
+        logits = log p_s(.|x_i) + log q - log p_s, normalised: Bayes' rule with the prior q, after `steps` steps
 
     Departures:
-        A fixed number of steps rather than convergence, like the baseline of the ATP paper: on a batch of 20 rows two
+        A fixed number of steps rather than convergence, like the program of the ATP authors: on a batch of 20 rows two
         steps regularise, while the maximum of the likelihood leaves hardly more than one class. The signal "converged"
         says whether the last step changed q by less than 1e-4 (L1); nothing is raised when it did not.
-        That baseline leaves out the division by p_s, which is the same when p_s is uniform.
+        That program leaves out the division by p_s, which is the same when p_s is uniform.
         No class falls below `floor`.
 
     Args:

@@ -18,7 +18,7 @@ from acclimate_adapters.fed_ade_risk import (
     fit_head,
     minibatches,
 )
-from acclimate_adapters.functional import entropy, keyed_generator
+from acclimate_adapters.functional import entropy, keyed_generator, single
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.priors import log_posteriors
@@ -48,6 +48,8 @@ class FedAde:
                what the next rounds need and answers with the client's layers as the last round left them
 
     Departures:
+        The default is `layers="head"`, which one client can do alone; the paper's algorithm is "all".
+        F_i comes from anchors shipped with the model; the paper supposes labelled initial data at each client.
         w minimises |M w - q_t| among probability vectors; M^-1 q_t may be negative, which ascends the loss of a class.
         `weights="raw"` is the paper's form. Beyond a condition number of 1000 w is the source prior.
         Classes without anchors lose their weight, the others share it.
@@ -73,7 +75,6 @@ class FedAde:
 
     name: ClassVar[str] = "fed_ade"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"anchors", "confusion"})
 
     eta_min: float = real(5e-6, low=0.0, high=10.0, doc="learning rate without drift")
     eta_max: float = real(1e-4, low=0.0, high=10.0, doc="learning rate at the largest drift")
@@ -91,13 +92,23 @@ class FedAde:
         if self.eta_min > self.eta_max:
             raise ConfigurationError(f"eta_min={self.eta_min} exceeds eta_max={self.eta_max}")
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Anchors and the confusion matrix; gradients of the whole network, when it takes part in rounds."""
+        return frozenset({"anchors", "confusion", *(("gradients",) if self.layers == "all" else ())})
+
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet: uniform q, z of the anchors, the global layers."""
+        """The state of a client that has sent nothing yet: uniform q, z of the anchors, the global layers.
+
+        Raises:
+            MissingSource: the model lacks anchors or a confusion matrix.
+            ConfigurationError: it carries no confusion matrix for this mode.
+        """
         require(self, model)
         model.source.confusion_matrix(self.mode)  # a missing one is an error now, not at the first batch
-        features = anchors_of(model).features
+        features = single(anchors_of(model).features)
         uniform = features.new_full((model.classes,), 1 / model.classes)
-        tensors = {"q": uniform, "z": mean_direction(features)}
+        tensors = {"q": uniform, "z": mean_unit_feature(features)}
         tensors |= {PERSONAL + name: model.tensor(name) for name in head_modules(model)}
         if self.layers == "all":
             tensors |= {SHARED + name: model.tensor(name) for name in shared_modules(model)}
@@ -209,8 +220,8 @@ def head_modules(model: FrozenModel) -> tuple[str, ...]:
 
 def shared_modules(model: FrozenModel) -> tuple[str, ...]:
     """Names of psi: all parameters but the classifier's, in the order of the network."""
-    others = {*model.statistics, *head_modules(model)}
-    return tuple(name for name in model.modules if name not in others)
+    head = head_modules(model)
+    return tuple(name for name in model.parameters if name not in head)
 
 
 def timestep_tensors(eta: float, samples: int, labels: Tensor) -> dict[str, Tensor]:
@@ -219,7 +230,7 @@ def timestep_tensors(eta: float, samples: int, labels: Tensor) -> dict[str, Tens
     return {"eta": double, "samples": torch.tensor(samples), "labels": labels.to("cpu", torch.float64)}
 
 
-def mean_direction(features: Tensor) -> Tensor:
+def mean_unit_feature(features: Tensor) -> Tensor:
     """Mean L2-normalised feature z [d] of features [B, d] (Eq. 13); 0 when none of them has a direction."""
     lengths = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
     kept = lengths > NO_DIRECTION
@@ -250,7 +261,7 @@ def measure_drift(q_before: Tensor, z_before: Tensor, logits: Tensor, features: 
     Returns:
         The drift. A z without direction is not kept: the next batch is compared with the last one that had any.
     """
-    q, z = logits.softmax(-1).mean(0), mean_direction(features)
+    q, z = single(logits).softmax(-1).mean(0), mean_unit_feature(single(features))
     uncertainty, representation = cosine_distance(q_before, q), cosine_distance(z_before, z)
     defined = uncertainty is not None and representation is not None
     kept = z if float(torch.linalg.vector_norm(z)) > NO_DIRECTION else z_before

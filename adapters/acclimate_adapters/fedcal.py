@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step
-from acclimate_adapters.errors import ConfigurationError, MissingSource, StateMismatch
+from acclimate_adapters.errors import MissingSource, StateMismatch
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.priors import (
@@ -68,6 +68,7 @@ class FedCal:
         logits = log p_s(.|x_i) + log p_t - log p_s, normalised                                   (Eq. 5)
 
     Departures:
+        Eq. 5 as printed leaves rows that do not sum to 1; they are normalised.
         The paper assumes a uniform p_s after balanced training; here Eq. 8 divides by p_s and EM starts there.
         `apply` current uses the batch's own rows as well; the paper estimates after each slot for the next one (next).
         pl adds `pseudo_count` rows spread like p_s, and no class falls below 1e-6: a class not seen yet stays possible.
@@ -112,7 +113,6 @@ class FedCal:
 
         Raises:
             MissingSource: fm lacks prototypes.
-            ConfigurationError: they are not as wide as the features.
         """
         width = prototypes(model).shape[1] if self.estimator == "fm" else model.classes
         dtype = torch.promote_types(model.dtype, torch.float32)
@@ -191,14 +191,10 @@ def prototypes(model: FrozenModel) -> Tensor:
 
     Raises:
         MissingSource: there are none.
-        ConfigurationError: they are not as wide as the features.
     """
-    found = model.source.prototypes
-    if found is None:
+    if model.source.prototypes is None:
         raise MissingSource("estimator 'fm' needs prototypes, which the model does not carry")
-    if found.shape[1] != model.feature_size:
-        raise ConfigurationError(f"source.prototypes has {found.shape[1]} features, the network {model.feature_size}")
-    return found
+    return model.source.prototypes
 
 
 def rectify(estimate: Estimate, mode: str, alpha: float) -> Tensor:

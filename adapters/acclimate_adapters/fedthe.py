@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity, one_hot
 
 from acclimate_adapters.adapter import Signal, Step
 from acclimate_adapters.errors import InputError, MissingSource
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import class_labels, entropy, single
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
@@ -54,6 +54,7 @@ class FedThe:
     name: ClassVar[str] = "fedthe"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"descriptor"})
+    enrols: ClassVar[bool] = True
 
     alpha: float = real(0.1, low=0.0, high=1.0, doc="share of a new feature in the history")
     beta: float = real(0.3, low=0.0, high=1.0, doc="share of the sample's own feature in the smoothed one")
@@ -75,6 +76,7 @@ class FedThe:
                 personal_head [K, d] and a descriptor [d] that were trained elsewhere.
 
         Raises:
+            MissingSource: the model carries no descriptor.
             InputError: the enrolment cannot be used.
         """
         return State(self.name, self.layout, model.content_hash, tensors=enrol(model, self.seed, enrolment))
@@ -87,7 +89,8 @@ class FedThe:
             return answer_unenrolled(frozen, state)
         settings = Settings(self.alpha, self.beta, self.steps, self.lr)
         mixture, new = mix_heads(model, state, frozen, settings, causal=self.history == "paper")
-        logits = require_finite(mix(mixture.weight, frozen.logits, mixture.personal))
+        mixed = mix(mixture.weight, single(frozen.logits), mixture.personal)
+        logits = require_finite(mixed.to(frozen.logits.dtype))
         return Step(logits, state.next(new), mixture_signals(logits, mixture), frozen.logits, frozen.features)
 
 
@@ -111,6 +114,7 @@ class Mixture(NamedTuple):
 
 def enrol(model: FrozenModel, seed: int, enrolment: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of an enrolled client's state, none without enrolment; arguments and errors as `FedThe.init`."""
+    global_descriptor(model)  # a missing one is an error now, not at the first batch
     match sorted(enrolment):
         case []:
             return {}
@@ -138,12 +142,8 @@ def personalise(model: FrozenModel, x: Tensor, labels: Tensor, seed: int) -> tup
         labels: [N], int64 in 0..K-1.
         seed: order of the examples.
     """
-    features = model.features(x)
-    if labels.dtype != torch.int64 or labels.shape != features.shape[:1]:
-        wanted = f"{len(features)} int64 labels, one per example"
-        raise InputError(f"enrolment needs {wanted}, not {labels.dtype} of shape {[*labels.shape]}")
-    if int(labels.min()) < 0 or int(labels.max()) >= model.classes:
-        raise InputError(f"labels run from 0 to {model.classes - 1}, not from {labels.min()} to {labels.max()}")
+    features = single(model.features(x))
+    labels = class_labels(labels, len(features), model.classes)
     targets = one_hot(labels.to(features.device), model.classes).to(features.dtype)
     return train_head(features, targets, seed), features.mean(0)
 
@@ -175,16 +175,16 @@ def mix_heads(
     Returns:
         The mixture, and the tensors of the next state.
     """
-    features = frozen.features
+    features, global_logits = single(frozen.features), single(frozen.logits)
     head, local, history = (state.tensors[name].to(features) for name in ("personal_head", "descriptor", "history"))
     start = history if int(state.tensors["samples"]) else features[0]
     histories, history = fold_history(features, start, settings.alpha, causal=causal)
     smoothed = settings.beta * features + (1 - settings.beta) * histories
-    to_global = torch.linalg.vector_norm(smoothed - global_descriptor(model), dim=-1)
+    to_global = torch.linalg.vector_norm(smoothed - global_descriptor(model).to(features), dim=-1)
     to_local = torch.linalg.vector_norm(smoothed - local, dim=-1)
     personal = features @ head.T
-    similarity = cosine_similarity(frozen.logits.softmax(-1), personal.softmax(-1), dim=-1).clamp(0, 1)
-    weight = head_weight(frozen.logits, personal, similarity, to_global - to_local, settings.steps, settings.lr)
+    similarity = cosine_similarity(global_logits.softmax(-1), personal.softmax(-1), dim=-1).clamp(0, 1)
+    weight = head_weight(global_logits, personal, similarity, to_global - to_local, settings.steps, settings.lr)
     alignment = weight * to_global + (1 - weight) * to_local  # Eq. 4
     samples = state.tensors["samples"] + len(features)
     new = {"personal_head": head, "descriptor": local, "history": history, "samples": samples}
@@ -199,7 +199,7 @@ def global_descriptor(model: FrozenModel) -> Tensor:
     """
     if model.source.descriptor is None:
         raise MissingSource("the ensemble of two heads needs descriptor, which the model does not carry")
-    return model.source.descriptor.to(model.device, model.dtype)
+    return model.source.descriptor
 
 
 def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool = True) -> tuple[Tensor, Tensor]:
@@ -275,7 +275,7 @@ def mixture_signals(logits: Tensor, mixture: Mixture) -> dict[str, Signal]:
 
 
 def _fitting(model: FrozenModel, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A copy of an enrolled tensor in the model's precision."""
+    """A copy of an enrolled tensor in the model's precision, single at least."""
     if tensor.shape != shape or not bool(torch.isfinite(tensor).all()):
         raise InputError(f"{name} must be finite and of shape {[*shape]}; its shape is {[*tensor.shape]}")
-    return tensor.to(model.device, model.dtype, copy=True)
+    return single(tensor.to(model.device, model.dtype, copy=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Step
 from acclimate_adapters.fedthe import Settings, answer_unenrolled, enrol, mix_heads, mixture_signals
-from acclimate_adapters.functional import keyed_generator
+from acclimate_adapters.functional import keyed_generator, single
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.memo import marginal_entropy
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
@@ -46,6 +46,7 @@ class FedThePlus:
     name: ClassVar[str] = "fedthe_plus"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"descriptor", "gradients"})
+    enrols: ClassVar[bool] = True
 
     alpha: float = real(0.1, low=0.0, high=1.0, doc="share of a new feature in the history")
     beta: float = real(0.3, low=0.0, high=1.0, doc="share of the sample's own feature in the smoothed one")
@@ -84,7 +85,7 @@ class FedThePlus:
 
     def _answer(self, model: FrozenModel, image: Tensor, head: Tensor, e: float, generator: torch.Generator) -> Pass:
         """Features [1, d] and mixed logits [1, K] of one image [C, H, W] after fine-tuning on it."""
-        weights = {name: model.tensor(name) for name in model.modules if name not in model.statistics}
+        weights = {name: model.tensor(name) for name in model.parameters}
         with torch.inference_mode(False):
             image, head = image.clone(), head.clone()  # autograd refuses tensors made in inference mode
             for _ in range(self.tuning_steps):
@@ -118,4 +119,5 @@ def tune(
 
 def mix_pass(answer: Pass, head: Tensor, e: float) -> Pass:
     """A pass of the network with the mixed logits of both heads; gradients flow."""
-    return Pass(answer.features, torch.lerp(answer.features @ head.T, answer.logits, e))
+    personal, shared = single(answer.features) @ head.T, single(answer.logits)
+    return Pass(answer.features, torch.lerp(personal, shared, e).to(answer.logits.dtype))

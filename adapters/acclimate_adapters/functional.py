@@ -1,9 +1,16 @@
-"""The mathematics shared by the methods: pure functions of tensors, shapes in the comments."""
+"""The mathematics shared by the methods: pure functions of tensors."""
 
 import hashlib
 
 import torch
 from torch import Tensor
+
+from acclimate_adapters.errors import InputError
+
+
+def single(x: Tensor) -> Tensor:
+    """The tensor in single precision at least: half precision overflows at 65504 and loses small probabilities."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -13,9 +20,9 @@ def entropy(logits: Tensor) -> Tensor:
         logits: [..., K], any real numbers; log-probabilities up to a row constant.
 
     Returns:
-        [...], in 0..ln K.
+        [...], in 0..ln K; in single precision at least.
     """
-    log_p = torch.log_softmax(logits, dim=-1)
+    log_p = torch.log_softmax(single(logits), dim=-1)
     return -(log_p.exp() * log_p).sum(dim=-1)
 
 
@@ -26,8 +33,10 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor | None]:
         x: [B, C, ...], the input of a BatchNorm layer.
 
     Returns:
-        mean [C] and variance [C]; the variance is None when each channel holds a single value, where it is undefined.
+        mean [C] and variance [C], in single precision at least; the variance is None when each channel holds a single
+        value, where it is undefined.
     """
+    x = single(x)
     dims = [d for d in range(x.dim()) if d != 1]
     if x.numel() == x.shape[1]:
         return x.mean(dims), None
@@ -38,7 +47,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor | None]:
 def project_to_simplex(v: Tensor) -> Tensor:
     """Euclidean projection of each row onto the probability simplex.
 
-    Sort-and-threshold algorithm of Duchi et al., "Efficient projections onto the l1-ball", ICML 2008, figure 1.
+    Sort-and-threshold algorithm of Duchi et al., "Efficient projections onto the l1-ball", ICML 2008.
 
     Args:
         v: [..., K], finite.
@@ -55,6 +64,24 @@ def project_to_simplex(v: Tensor) -> Tensor:
 
 
 def keyed_generator(*key: int) -> torch.Generator:
-    """A CPU generator of its own for each key: equal keys give equal draws, in every process and on every device."""
+    """A CPU generator of its own for each key: equal keys give equal draws, in every process and on every device.
+
+    Args:
+        key: what the draws may depend on, such as a seed, `State.step` and the row of a sample.
+    """
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def class_labels(labels: Tensor, rows: int, classes: int) -> Tensor:
+    """Pass labels [rows] through, int64 in 0..classes-1.
+
+    Raises:
+        InputError: they are not.
+    """
+    wanted = f"{rows} labels are needed, int64, from 0 to {classes - 1}"
+    if labels.dtype != torch.int64 or labels.shape != (rows,):
+        raise InputError(f"{wanted}; these are {labels.dtype} of shape {[*labels.shape]}")
+    if not bool(((labels >= 0) & (labels < classes)).all()):
+        raise InputError(f"{wanted}; these run from {int(labels.min())} to {int(labels.max())}")
+    return labels

@@ -14,13 +14,26 @@ SMALLEST_COLLAPSE = 8  # rows; fewer may well show one class only
 
 
 def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) -> Step:
-    """`adapter.step` behind the guard rails; the signal "fallback" is 1 when they acted.
+    """`adapter.step` behind the guard rails.
 
-    A step falls back when its logits or its new state are not finite, or when it collapsed. Deterministic like the
-    step itself: the same state and batch fall back again.
+    A step falls back when its logits or its new state are not finite, or when adaptation collapsed: see `collapsed`. An
+    adapter that came across no frozen logits is judged by a frozen pass of its own, which is taken only if the whole
+    batch was predicted as one class.
+
+    A correction of the class prior is never judged: one class may be the truth about a client, and the evidence it
+    keeps is uncorrected, so the next batches put it right. What is judged is the answer before the correction.
+
+    Deterministic like the step itself: the same state and batch fall back again.
 
     Args:
+        adapter: the adapter.
+        model: the frozen model.
+        state: the client's state.
         x: [B, C, H, W], normalised.
+
+    Returns:
+        The step, with two more signals: "collapsed" is 1 when the answer is one class that the frozen model does not
+        see, whether or not that is held against the adapter; "fallback" is 1 when the frozen model answers.
 
     Raises:
         InputError, StateMismatch: as `Adapter.step`.
@@ -29,12 +42,22 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) 
     try:
         step = adapter.step(model, state, x)
     except NumericalError:
-        return _fall_back(state, require_finite(model.frozen(model.batch(x)).logits))
-    if not _finite(step.state):
-        return _fall_back(state, require_finite(model.frozen(model.batch(x)).logits))
-    if step.frozen_logits is not None and collapsed(step.logits, step.frozen_logits):
-        return _fall_back(state, step.frozen_logits)
-    return replace(step, signals={**step.signals, "fallback": 0.0})
+        step = None
+    if step is None or not _finite(step.state):
+        return _fall_back(state, require_finite(model.frozen(model.batch(x)).logits), collapse=False)
+    if not one_class(step.logits):
+        return _signalling(step, collapse=False)
+    frozen = step.frozen_logits if step.frozen_logits is not None else model.frozen(model.batch(x)).logits
+    adapted = step.logits if step.uncorrected is None else step.uncorrected
+    if collapsed(adapted, frozen):
+        return _fall_back(state, frozen, collapse=True)
+    return _signalling(step, collapse=collapsed(step.logits, frozen))
+
+
+def one_class(logits: Tensor) -> bool:
+    """Whether all of at least 8 rows of logits [B, K] are predicted as the same class."""
+    winners = logits.argmax(dim=-1)
+    return len(winners) >= SMALLEST_COLLAPSE and bool((winners == winners[0]).all())
 
 
 def collapsed(adapted: Tensor, frozen: Tensor) -> bool:
@@ -46,10 +69,9 @@ def collapsed(adapted: Tensor, frozen: Tensor) -> bool:
     Args:
         adapted, frozen: [B, K] logits.
     """
-    winners = adapted.argmax(dim=-1)
-    if len(winners) < SMALLEST_COLLAPSE or bool((winners != winners[0]).any()):
+    if not one_class(adapted):
         return False
-    agreement = float((frozen.argmax(dim=-1) == winners[0]).float().mean())
+    agreement = float((frozen.argmax(dim=-1) == adapted[0].argmax()).float().mean())
     return agreement < 0.5 and float(entropy(adapted).mean()) < float(entropy(frozen).mean())
 
 
@@ -57,5 +79,10 @@ def _finite(state: State) -> bool:
     return all(bool(t.isfinite().all()) for t in state.tensors.values() if t.is_floating_point())
 
 
-def _fall_back(state: State, logits: Tensor) -> Step:
-    return Step(logits, state, {"entropy": float(entropy(logits).mean()), "fallback": 1.0}, logits)
+def _signalling(step: Step, *, collapse: bool) -> Step:
+    return replace(step, signals={**step.signals, "collapsed": float(collapse), "fallback": 0.0})
+
+
+def _fall_back(state: State, logits: Tensor, *, collapse: bool) -> Step:
+    signals = {"entropy": float(entropy(logits).mean()), "collapsed": float(collapse), "fallback": 1.0}
+    return Step(logits, state, signals, logits)

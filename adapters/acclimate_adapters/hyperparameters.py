@@ -1,6 +1,5 @@
 """Hyper-parameters: fields that know their range, one check for all of them, and the JSON schema of an adapter."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Protocol
@@ -51,9 +50,10 @@ def _problems(f: Field[Any], value: object) -> Iterator[str]:
     match rule["type"]:
         case "number" | "integer":
             wanted = (int,) if rule["type"] == "integer" else (int, float)
-            sound = isinstance(value, wanted) and not isinstance(value, bool) and math.isfinite(value)
-            if not (sound and rule["minimum"] <= value <= rule["maximum"]):
-                yield f"{f.name}={value!r}: use a {rule['type']} from {rule['minimum']} to {rule['maximum']}"
+            sound = isinstance(value, wanted) and not isinstance(value, bool)
+            if not (sound and rule["minimum"] <= value <= rule["maximum"]):  # NaN is within no range
+                article = "an" if rule["type"] == "integer" else "a"
+                yield f"{f.name}={value!r}: use {article} {rule['type']} from {rule['minimum']} to {rule['maximum']}"
         case "string":
             if value not in rule["enum"]:
                 yield f"{f.name}={value!r}: use one of {', '.join(rule['enum'])}"

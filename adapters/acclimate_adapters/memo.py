@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import entropy, keyed_generator, single
 from acclimate_adapters.gradient import gradient
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
-from acclimate_adapters.views import sample_generator, views
+from acclimate_adapters.views import views
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class Memo:
         steps: 1..10.
         seed: of the views, 0..2^31 - 1. They follow from the seed, the number of the batch and the row in it.
 
-    Reference: Zhang, Levine, Finn: "MEMO: Test time robustness via adaptation and augmentation", NeurIPS 2022,
-    section 3.
+    Reference: Zhang, Levine, Finn: "MEMO: Test time robustness via adaptation and augmentation", NeurIPS 2022.
     """
 
     name: ClassVar[str] = "memo"
@@ -68,7 +67,7 @@ class Memo:
         frozen = model.frozen(x)
         answers = []
         for row, image in enumerate(x):
-            augmented = views(image, self.views, sample_generator(self.seed, state.step, row))
+            augmented = views(image, self.views, keyed_generator(self.seed, state.step, row))
             answers.append(model.adapted(image[None], fine_tune(model, augmented, self.lr, self.steps)))
         logits = require_finite(torch.cat([answer.logits for answer in answers]))
         features = torch.cat([answer.features for answer in answers])
@@ -81,7 +80,7 @@ class Memo:
 
 def fine_tune(model: FrozenModel, augmented: Tensor, lr: float, steps: int) -> Mapping[str, Tensor]:
     """All parameters after some steps from the global weights on the views [A, C, H, W] of one image (3)."""
-    weights = {name: model.tensor(name) for name in model.modules if name not in model.statistics}
+    weights = {name: model.tensor(name) for name in model.parameters}
     for _ in range(steps):
         g, _ = gradient(model, augmented, weights, marginal_entropy)
         weights = {name: torch.sub(weight, g[name], alpha=lr) for name, weight in weights.items()}
@@ -93,5 +92,5 @@ def marginal_entropy(answer: Pass) -> Tensor:
 
     Stays in logarithms, so a class that no view believes in costs no precision.
     """
-    log_p = torch.log_softmax(answer.logits, dim=-1)
+    log_p = torch.log_softmax(single(answer.logits), dim=-1)
     return entropy(torch.logsumexp(log_p, dim=0) - math.log(len(log_p)))

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
-from acclimate_adapters.functional import batch_statistics, entropy
-from acclimate_adapters.probes import Norm, Normalise, Probe, instrument
+from acclimate_adapters.functional import class_labels, entropy
+from acclimate_adapters.probes import STATISTICS, Norm, Normalise, Probe, Recorder, instrument
 from acclimate_adapters.source import Source
 
-STATISTICS = ("running_mean", "running_var")
 FEATURE_CHUNK = 128  # inputs per pass where any number may come at once
 
 
@@ -35,6 +34,7 @@ class Direction:
     tensors: Mapping[str, Tensor]  # module name -> direction, shaped like the module; the caller owns them
     logits: Tensor  # [B, K] of that same pass: the prediction of the frozen model
     undefined: tuple[str, ...]  # variances that one value per channel leaves undefined; their direction is 0
+    constant: int  # channels whose values were all the same: their variance is 0
 
 
 class AnchorFeatures(NamedTuple):
@@ -52,8 +52,9 @@ class FrozenModel:
     Attributes:
         classes: K, the number of classes.
         feature_size: d, the width of the classifier's input.
-        modules: names of all tensors that can be adapted: parameters and BatchNorm running statistics.
-        statistics: those of them that are running statistics.
+        modules: names of all tensors that can be adapted: `parameters`, then `statistics`.
+        parameters: names of weights and biases, in the order of the network.
+        statistics: names of BatchNorm running statistics.
         skipped: BatchNorm layers that keep no running statistics and therefore cannot be adapted.
         anchor_features: features and labels of the source's anchors, taken once, here; None without anchors.
         content_hash: 16 hex digits over weights, running statistics, classifier name and source; a state made for one
@@ -70,8 +71,8 @@ class FrozenModel:
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
         self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
-        self.statistics = tuple(self._buffers)
-        self.modules = (*self._parameters, *self.statistics)
+        self.parameters, self.statistics = tuple(self._parameters), tuple(self._buffers)
+        self.modules = (*self.parameters, *self.statistics)
         self.classes, self.feature_size = self._parameters[f"{classifier}.weight"].shape
         self.source = source
         self._check_source()
@@ -88,15 +89,18 @@ class FrozenModel:
 
         Raises:
             ConfigurationError: the classifier is no linear layer, a weight is not finite, or the source speaks of
-                other classes or modules than the network has.
+                other classes, features or modules than the network has.
         """
         with torch.inference_mode(False):
             return cls(_ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source)
 
     @property
     def offers(self) -> frozenset[str]:
-        """What adapters may need: the source quantities present, "gradients", and "batch_norm" if there is any."""
-        return self.source.present | {"gradients"} | ({"batch_norm"} if self._norms else set())
+        """What adapters may need: the source quantities present, "gradients", and "batch_norm" if there is any.
+
+        Without BatchNorm there are no "moments" to measure, so none are missing.
+        """
+        return self.source.present | {"gradients"} | {"batch_norm" if self._norms else "moments"}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -185,11 +189,12 @@ class FrozenModel:
         """
         wanted = self.modules if modules is None else tuple(modules)
         leaves = {n: self._parameters[n].detach().requires_grad_() for n in wanted if n in self._parameters}
-        recorder = _Recorder(frozenset(wanted) & self._buffers.keys())
+        recorder = Recorder(frozenset(wanted) & self._buffers.keys())
         with torch.inference_mode(False), torch.set_grad_enabled(bool(leaves)):
             logits = self.run(x, leaves, recorder if recorder.wanted else None).logits
             tensors = recorder.directions | _descent(logits, leaves)
-        return Direction({name: tensors[name] for name in wanted}, logits.detach(), tuple(recorder.undefined))
+        own = {name: tensors[name] for name in wanted}
+        return Direction(own, logits.detach(), tuple(recorder.undefined), int(sum(recorder.constant)))
 
     def _tree(self) -> nn.Module:
         """The calling thread's own module tree over the shared tensors.
@@ -208,6 +213,11 @@ class FrozenModel:
                 raise ConfigurationError(f"the network's {name} holds non-finite numbers")
         if len(self.source.prior) != self.classes:
             raise ConfigurationError(f"source.prior has {len(self.source.prior)} classes, the network {self.classes}")
+        for name in ("prototypes", "descriptor"):
+            found = getattr(self.source, name)
+            if found is not None and found.shape[-1] != self.feature_size:
+                widths = f"{found.shape[-1]} features, the network {self.feature_size}"
+                raise ConfigurationError(f"source.{name} has {widths}")
         unknown = sorted((self.source.rates or {}).keys() - set(self.modules))
         if unknown:
             raise ConfigurationError(
@@ -219,13 +229,8 @@ class FrozenModel:
         if self.source.anchors is None:
             return None
         inputs, labels = self.source.anchors
-        if (
-            labels.dtype != torch.int64
-            or labels.dim() != 1
-            or not bool(((labels >= 0) & (labels < self.classes)).all())
-        ):
-            raise ConfigurationError(f"source.anchors needs labels [N], int64, from 0 to {self.classes - 1}")
         try:
+            labels = class_labels(labels, len(inputs), self.classes)
             return AnchorFeatures(self.features(inputs), labels.to(self.device))
         except InputError as error:
             raise ConfigurationError(f"source.anchors cannot be used: {error}") from error
@@ -241,26 +246,6 @@ def _ordinary(net: nn.Module) -> nn.Module:
             if buffer.is_inference():
                 module.register_buffer(name, buffer.clone())
     return net
-
-
-class _Recorder:
-    """Normalises by the running statistics and notes how the batch differs from them."""
-
-    def __init__(self, wanted: frozenset[str]) -> None:
-        self.wanted = wanted
-        self.directions: dict[str, Tensor] = {}
-        self.undefined: list[str] = []
-
-    def __call__(self, norm: Norm, x: Tensor) -> Tensor:
-        mean_name, variance_name = (f"{norm.name}.{kind}" for kind in STATISTICS)
-        if self.wanted & {mean_name, variance_name}:
-            mean, variance = batch_statistics(x.detach())
-            self.directions[mean_name] = mean - norm.running_mean
-            if variance is None:
-                self.undefined.append(variance_name)
-                variance = norm.running_var
-            self.directions[variance_name] = variance - norm.running_var
-        return norm.by_statistics(x, norm.running_mean, norm.running_var)
 
 
 def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Signal, Step
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import entropy, single
 from acclimate_adapters.model import FrozenModel, require_finite
 from acclimate_adapters.state import State
 
@@ -53,7 +53,8 @@ class Maximum(NamedTuple):
 def correct_frozen(adapter: PriorCorrection, model: FrozenModel, state: State, x: Tensor) -> Step:
     """`correct` on what the frozen model answers to the batch x [B, C, H, W]: the `step` of a prior correction."""
     frozen = model.frozen(model.batch(x))
-    return replace(adapter.correct(model, state, frozen.logits, frozen.features), frozen_logits=frozen.logits)
+    step = adapter.correct(model, state, frozen.logits, frozen.features)
+    return replace(step, frozen_logits=frozen.logits, uncorrected=frozen.logits)
 
 
 def log_posteriors(logits: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def log_posteriors(logits: Tensor) -> Tensor:
     Raises:
         NumericalError: a logit is not finite.
     """
-    return torch.log_softmax(require_finite(logits).to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    return torch.log_softmax(single(require_finite(logits)), dim=-1)
 
 
 def source_prior(model: FrozenModel, like: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from acclimate_adapters.errors import ConfigurationError
+from acclimate_adapters.functional import batch_statistics
+
+STATISTICS = ("running_mean", "running_var")
 
 
 class Norm(nn.Module):
@@ -68,6 +71,42 @@ class Head(nn.Module):
 
 
 Normalise = Callable[[Norm, Tensor], Tensor]
+
+
+class Recorder:
+    """Normalises by the running statistics and notes how the batch differs from them.
+
+    Args:
+        wanted: names of the running statistics to compare with.
+
+    Attributes:
+        directions: batch statistic - running statistic by name, for each layer of which one is wanted; in the
+            precision of the running statistic.
+        undefined: names of the variances that one value per channel leaves undefined; their direction is 0.
+        constant: per layer, the number [] of channels whose values are all the same in this batch.
+    """
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        self.wanted = wanted
+        self.directions: dict[str, Tensor] = {}
+        self.undefined: list[str] = []
+        self.constant: list[Tensor] = []
+
+    def __call__(self, norm: Norm, x: Tensor) -> Tensor:
+        """Normalise x [B, C, ...]."""
+        names = tuple(f"{norm.name}.{kind}" for kind in STATISTICS)
+        if not self.wanted.isdisjoint(names):
+            mean, variance = batch_statistics(x.detach())
+            if variance is None:
+                self.undefined.append(names[1])
+                variance = norm.running_var
+            else:
+                self.constant.append((variance == 0).sum())
+            for name, batch, running in zip(
+                names, (mean, variance), (norm.running_mean, norm.running_var), strict=True
+            ):
+                self.directions[name] = (batch - running).to(running.dtype)
+        return norm.by_statistics(x, norm.running_mean, norm.running_var)
 
 
 @dataclass(slots=True)

@@ -1,10 +1,12 @@
 """All adapters by name."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from acclimate_adapters.adapter import Adapter
 from acclimate_adapters.atp import Atp
+from acclimate_adapters.balanced import Balanced
 from acclimate_adapters.bbse import Bbse
 from acclimate_adapters.bn_adapt import BnAdapt
 from acclimate_adapters.chain import chain
@@ -25,6 +27,7 @@ from acclimate_adapters.tent import Tent
 
 ADAPTERS: Mapping[str, type[Adapter]] = {
     "atp": Atp,
+    "balanced": Balanced,
     "bbse": Bbse,
     "bn_adapt": BnAdapt,
     "dynfed": DynFed,
@@ -42,7 +45,7 @@ ADAPTERS: Mapping[str, type[Adapter]] = {
 }
 
 
-def create(name: str, **hyperparameters: Any) -> Adapter:
+def create(name: str, /, **hyperparameters: Any) -> Adapter:
     """Make an adapter: `create("atp", mode="batch")`, or a chain: `create("atp+em", atp={"mode": "batch"})`.
 
     A chain takes the hyper-parameters of each part as a mapping under the name of the part.
@@ -54,10 +57,12 @@ def create(name: str, **hyperparameters: Any) -> Adapter:
     if "+" in name:
         return _create_chain(name, hyperparameters)
     kind = _kind(name)
-    unknown = sorted(hyperparameters.keys() - kind.__dataclass_fields__.keys())
+    known = [field.name for field in fields(kind)]
+    unknown = sorted(hyperparameters.keys() - set(known))
     if unknown:
-        known = ", ".join(kind.__dataclass_fields__) or "none"
-        raise ConfigurationError(f"adapter {name!r} has no hyper-parameter {', '.join(unknown)}; it has {known}")
+        raise ConfigurationError(
+            f"adapter {name!r} has no hyper-parameter {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
+        )
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in hyperparameters.items()})
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import entropy, single
 from acclimate_adapters.gradient import BatchStatistics, gradient
 from acclimate_adapters.hyperparameters import check, choice, real
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
@@ -22,12 +22,12 @@ Tensors = Mapping[str, Tensor]
 class Shot:
     """Take one step per batch towards confident, diverse predictions, with everything but the classifier.
 
-    Method (equation numbers of the paper):
+    Method (equations numbered here):
         theta  all parameters but those of the classifier; carried from batch to batch
-        L_ent  mean entropy of the predictions; L_div = sum_k q_k ln q_k, q their mean                 (Eq. 3)
-        labels nearest class centroid, see `refined_labels`; no gradient flows through them            (Eq. 4 to 6)
-        L      = L_ent + L_div + beta CE(labels)                                                       (Eq. 7)
-        theta  <- theta - lr dL/dtheta
+        L_ent  mean entropy of the predictions; L_div = sum_k q_k ln q_k, q their mean                 (1)
+        labels nearest class centroid, see `refined_labels`; no gradient flows through them            (2) to (4)
+        L      = L_ent + L_div + beta CE(labels)                                                       (5)
+        theta  <- theta - lr dL/dtheta                                                                 (6)
         logits come from the pass that L was measured on: the answer is from *before* this batch's update, as in the
         program of the ATP authors. BatchNorm layers normalise by the batch (biased variance), and the gradient flows
         through its statistics; running statistics stay those of the global model.
@@ -81,7 +81,7 @@ class Shot:
         return Step(logits, state.next(new), signals, features=answer.features)
 
     def loss(self, answer: Pass) -> Tensor:
-        """The objective [] of one batch (Eq. 7)."""
+        """The objective [] of one batch (5)."""
         loss = entropy(answer.logits).mean() + negative_diversity(answer.logits)
         if self.beta == 0:
             return loss
@@ -93,26 +93,27 @@ class Shot:
 def extractor_parameters(model: FrozenModel) -> tuple[str, ...]:
     """Names of all parameters but those of the classifier."""
     head = f"{model.classifier}."
-    return tuple(name for name in model.modules if name not in model.statistics and not name.startswith(head))
+    return tuple(name for name in model.parameters if not name.startswith(head))
 
 
 def negative_diversity(logits: Tensor) -> Tensor:
-    """L_div [], the negative entropy of the mean prediction of a batch [B, K], in -ln K..0 (Eq. 3)."""
-    q = logits.softmax(dim=1).mean(dim=0)
+    """L_div [], the negative entropy of the mean prediction of a batch [B, K], in -ln K..0 (1)."""
+    q = single(logits).softmax(dim=1).mean(dim=0)
     return (q * torch.log(q + 1e-9)).sum()
 
 
 def refined_labels(features: Tensor, p: Tensor) -> Tensor:
     """Pseudo-labels [B] by the authors' rules.
 
-    Features get a 1 appended and unit length; a centroid is their mean, weighted by the predictions (Eq. 4); each
-    sample takes the class of the centroid at the largest cosine (Eq. 5), among the classes that were predicted at all.
-    Then once more, with the labels as weights (Eq. 6).
+    Features get a 1 appended and unit length; a centroid is their mean, weighted by the predictions (2); each
+    sample takes the class of the centroid at the largest cosine (3), among the classes that were predicted at all.
+    Then once more, with the labels as weights (4).
 
     Args:
         features: [B, d].
         p: [B, K], predictions.
     """
+    features, p = single(features), single(p)
     f = F.normalize(torch.cat([features, torch.ones_like(features[:, :1])], dim=1), dim=1)
     weights, labels = p, p.argmax(dim=1)
     for _ in range(2):
@@ -124,12 +125,13 @@ def refined_labels(features: Tensor, p: Tensor) -> Tensor:
 
 
 def soft_labels(features: Tensor, p: Tensor) -> Tensor:
-    """Pseudo-labels [B] by the rule of the ATP authors' program: Euclidean distance to weighted centroids (Eq. 4, 5).
+    """Pseudo-labels [B] by the rule of the ATP authors' program: Euclidean distance to weighted centroids (2), (3).
 
     Args:
         features: [B, d].
         p: [B, K], predictions.
     """
+    features, p = single(features), single(p)
     weights = p / p.sum(dim=0).clamp_min(torch.finfo(p.dtype).tiny)
     exact = "donot_use_mm_for_euclid_dist"  # the fast way cancels digits where distances are close
     return torch.cdist(features, weights.T @ features, compute_mode=exact).argmin(dim=1)

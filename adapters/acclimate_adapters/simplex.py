@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from acclimate_adapters.errors import NumericalError
+
 LARGEST_CONDITION = 1e3  # beyond it the mixing weights are decided by noise
 SINGULAR = 1e12  # reported for a singular matrix, whose condition number is infinite
 TOLERANCE = 1e-10  # of the optimality conditions, relative to their scale
@@ -35,6 +37,9 @@ def nearest_mixture(columns: Tensor, target: Tensor, ridge: float = 0.0) -> Tens
 
     Returns:
         [K] in double precision on the CPU, where this small problem is fastest.
+
+    Raises:
+        NumericalError: the target is so far away that rounding makes the columns look alike.
     """
     residuals = columns.cpu().double() - target.cpu().double().unsqueeze(-1)
     q = residuals.T @ residuals
@@ -52,6 +57,9 @@ def minimise_non_negative(q: Tensor) -> Tensor:
 
     Args:
         q: [K, K], symmetric positive definite, double precision.
+
+    Raises:
+        NumericalError: q is singular.
     """
     k = len(q)
     passive = torch.zeros(k, dtype=torch.bool)  # the variables that may be positive
@@ -66,6 +74,9 @@ def minimise_non_negative(q: Tensor) -> Tensor:
         passive[exchanged] = ~passive[exchanged]
         inside = passive.nonzero().flatten()
         y = torch.zeros_like(y)
-        y[inside] = torch.linalg.solve(q[inside][:, inside], torch.ones_like(y[inside]))
+        solution, failed = torch.linalg.solve_ex(q[inside][:, inside], torch.ones_like(y[inside]))
+        if int(failed):
+            raise NumericalError("the mixing weights cannot be told apart at this precision")
+        y[inside] = solution
         slope = q @ y - 1
     return y.clamp_min(0)

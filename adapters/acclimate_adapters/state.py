@@ -55,8 +55,7 @@ class State:
     def to_bytes(self) -> bytes:
         """Serialise as safetensors; equal states give equal bytes."""
         header = {"adapter": self.adapter, "layout": self.layout, "model": self.model, "step": self.step}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        return safetensors.torch.save(tensors, {_HEADER: json.dumps(header, sort_keys=True)})
+        return safetensors.torch.save(_apart(self.tensors), {_HEADER: json.dumps(header, sort_keys=True)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "State":
@@ -71,5 +70,17 @@ class State:
             header = json.loads(metadata[_HEADER])
             fields = str(header["adapter"]), int(header["layout"]), str(header["model"]), int(header["step"])
             return cls(*fields, safetensors.torch.load(data))
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise StateCorrupt(f"these bytes are not a state: {error}") from error
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, contiguous, each in memory of its own: safetensors refuses those that share it."""
+    apart: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        address = here.untyped_storage().data_ptr()
+        apart[name] = here.clone() if address in taken else here
+        taken.add(address)
+    return apart

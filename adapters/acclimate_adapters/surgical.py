@@ -27,7 +27,7 @@ class Surgical:
 
     Departures:
         The paper fine-tunes a block with labels; that a block adapts to one batch by its entropy is the baseline of
-        the ATP paper (section 5), which this follows. Which block, is chosen once on labelled source clients and given
+        the ATP paper (section 6), which this follows. Which block, is chosen once on labelled source clients and given
         as `modules`; nothing is chosen here.
 
     Args:
@@ -76,10 +76,11 @@ def block_parameters(model: FrozenModel, modules: tuple[str, ...] = ()) -> tuple
         ConfigurationError: a name fits no parameter; running statistics are none.
     """
     wanted = modules or (model.classifier,)
-    parameters = [name for name in model.modules if name not in model.statistics]
-    fitting = {m: [name for name in parameters if name == m or name.startswith(f"{m}.")] for m in wanted}
+    fitting = {m: [name for name in model.parameters if name == m or name.startswith(f"{m}.")] for m in wanted}
     unknown = [m for m, found in fitting.items() if not found]
     if unknown:
-        raise ConfigurationError(f"no parameter belongs to {', '.join(unknown)}; there are {', '.join(parameters)}")
+        raise ConfigurationError(
+            f"no parameter belongs to {', '.join(unknown)}; there are {', '.join(model.parameters)}"
+        )
     chosen = {name for found in fitting.values() for name in found}
-    return tuple(name for name in parameters if name in chosen)
+    return tuple(name for name in model.parameters if name in chosen)

@@ -42,7 +42,7 @@ class T3a:
         StateMismatch: `step`, the state was made with another `filter_k`.
 
     Reference: Iwasawa, Matsuo: "Test-time classifier adjustment module for model-agnostic domain generalization",
-    NeurIPS 2021, section 3.
+    NeurIPS 2021.
     """
 
     name: ClassVar[str] = "t3a"

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.errors import ConfigurationError, StateMismatch
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import entropy, single
 from acclimate_adapters.gradient import BatchStatistics, gradient
 from acclimate_adapters.hyperparameters import check, choice, names, real
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
@@ -51,7 +51,7 @@ class Tent:
         ConfigurationError: `init` and `step`, a name in `layers` is no BatchNorm layer of the model.
 
     Reference: Wang, Shelhamer, Liu, Olshausen, Darrell: "Tent: Fully test-time adaptation by entropy minimization",
-    ICLR 2021, section 3.
+    ICLR 2021.
     """
 
     name: ClassVar[str] = "tent"
@@ -67,19 +67,29 @@ class Tent:
         check(self)
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet: the global parameters, and zero moments for Adam."""
+        """The state of a client that has sent nothing yet: the global parameters, and zero moments for Adam.
+
+        Raises:
+            MissingSource: the model has no BatchNorm layer that could be adapted.
+        """
+        require(self, model)
         tensors = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
         if self.optimizer == "adam":
-            tensors |= {kind + name: torch.zeros_like(t) for kind in (MEAN, SQUARE) for name, t in tensors.items()}
+            moments = {
+                kind + name: single(t).new_zeros(t.shape) for kind in (MEAN, SQUARE) for name, t in tensors.items()
+            }
+            tensors |= moments
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         state.require(self.name, self.layout, model.content_hash)
-        if state.tensors.keys() != self.init(model).tensors.keys():
+        trained = affine_parameters(model, self.layers)
+        kinds = ("", MEAN, SQUARE) if self.optimizer == "adam" else ("",)
+        if state.tensors.keys() != {kind + name for kind in kinds for name in trained}:
             raise StateMismatch(f"the state was not made by optimizer {self.optimizer!r} and layers {self.layers}")
         carried = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
-        theta = {name: carried[name] for name in affine_parameters(model, self.layers)}
+        theta = {name: carried[name] for name in trained}
         rule = BatchStatistics()
         g, answer = gradient(model, model.batch(x), theta, mean_entropy, rule)
         logits = require_finite(answer.logits)
@@ -117,17 +127,22 @@ def adam(carried: Tensors, gradients: Tensors, t: int, lr: float) -> dict[str, T
     """One step of Adam, (3) and (4), written in the operations of the customary program.
 
     Args:
-        carried: parameters by name and both moments by prefixed name.
+        carried: parameters by name and both moments by prefixed name, which are in single precision at least: eps and
+            small squares are 0 in half.
+        gradients: by name.
         t: number of this step, from 1.
+        lr: step size.
 
     Returns:
         The same names with new tensors.
     """
     new = {}
-    for name, g in gradients.items():
+    for name, slope in gradients.items():
+        g = single(slope)
         mean = torch.lerp(carried[MEAN + name], g, 1 - BETA1)
         square = torch.addcmul(carried[SQUARE + name] * BETA2, g, g, value=1 - BETA2)
         scale = square.sqrt() / math.sqrt(1 - BETA2**t) + EPS
-        new[name] = torch.addcdiv(carried[name], mean, scale, value=-lr / (1 - BETA1**t))
+        moved = torch.addcdiv(single(carried[name]), mean, scale, value=-lr / (1 - BETA1**t))
+        new[name] = moved.to(slope.dtype)
         new |= {MEAN + name: mean, SQUARE + name: square}
     return new

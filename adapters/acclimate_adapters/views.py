@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.errors import InputError
-from acclimate_adapters.functional import keyed_generator
 
 PADDING = 4  # pixels on each side that a crop may be shifted by
 
@@ -18,7 +17,7 @@ def views(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     Args:
         x: [C, H, W], one image, on any device.
         count: number of views, at least 1.
-        generator: a CPU generator, so that a device does not change the draws; `sample_generator` makes one.
+        generator: a CPU generator, so that a device does not change the draws; `keyed_generator` makes one.
 
     Returns:
         [count, C, H, W], on the device and in the precision of x; the original is not among them.
@@ -35,14 +34,3 @@ def views(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     columns = (torch.arange(width) + shift[1]).clamp(0, width - 1)  # [count, W]
     columns = torch.where(mirrored, columns.flip(1), columns)
     return x[:, rows[:, :, None].to(x.device), columns[:, None, :].to(x.device)].movedim(1, 0)
-
-
-def sample_generator(seed: int, step: int, sample: int) -> torch.Generator:
-    """The generator of one sample: equal arguments give equal draws, in every process and on every device.
-
-    Args:
-        seed: hyper-parameter of the adapter.
-        step: batches folded in before this one (`State.step`).
-        sample: row of the sample in its batch.
-    """
-    return keyed_generator(seed, step, sample)

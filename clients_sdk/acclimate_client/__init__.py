@@ -5,6 +5,7 @@ Example:
     ...     prediction = client.predict("cam-7", images)
 """
 
+from acclimate_client._calls import Labels
 from acclimate_client._images import Images, Layout
 from acclimate_client._version import __version__
 from acclimate_client.async_client import AsyncClient
@@ -17,8 +18,12 @@ from acclimate_client.errors import (
     UnexpectedReplyError,
 )
 from acclimate_client.results import (
+    AdapterDescription,
     AdapterInfo,
     ClientInfo,
+    ConfigureResult,
+    EnrolResult,
+    ImportResult,
     InputInfo,
     ModelInfo,
     ModelRef,
@@ -30,13 +35,18 @@ from acclimate_client.results import (
 
 __all__ = [
     "AcclimateClientError",
+    "AdapterDescription",
     "AdapterInfo",
     "AsyncClient",
     "Client",
     "ClientInfo",
+    "ConfigureResult",
     "ConnectionFailed",
+    "EnrolResult",
     "Images",
+    "ImportResult",
     "InputInfo",
+    "Labels",
     "Layout",
     "ModelInfo",
     "ModelRef",

@@ -1,21 +1,33 @@
 """Each method of the clients as a record of what to send and how to read the reply. Nothing here sends."""
 
+import json
 import math
+import operator
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 import httpx
 
 from acclimate_client import _replies
-from acclimate_client._images import Images, Layout, encode
+from acclimate_client._images import Images, Layout, count, encode
 from acclimate_client._version import __version__
-from acclimate_client.results import ClientInfo, ModelInfo, Prediction, ResetResult
+from acclimate_client.results import (
+    AdapterDescription,
+    ClientInfo,
+    ConfigureResult,
+    EnrolResult,
+    ImportResult,
+    ModelInfo,
+    Prediction,
+    ResetResult,
+)
 
 T = TypeVar("T")
+Labels = Iterable[int | str | SupportsIndex]
 
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 IDEMPOTENCY_KEY = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")  # spaces at the ends do not survive in a header
@@ -103,12 +115,11 @@ def predict(
     path = f"{_client_path(client_id)}/predict"
     key = _key(idempotency_key)
     body = encode(images, layout)
-    deadline = math.ceil(min(timeout, LONGEST_DEADLINE) * 1000)
     return Call(
         method="POST",
         path=path,
         read=partial(_replies.read_prediction, idempotency_key=key),
-        headers={**body.headers, "X-Request-Timeout-Ms": str(deadline)},
+        headers={**body.headers, "X-Request-Timeout-Ms": _deadline(timeout)},
         params={"adapt": _flag(adapt), "probabilities": _flag(probabilities)},
         content=body.content,
         timeout=timeout,
@@ -130,6 +141,65 @@ def reset(client_id: str, *, idempotency_key: str | None) -> Call[ResetResult]:
     return Call("POST", path, read, idempotency_key=key, writes=True)
 
 
+def configure(
+    client_id: str, adapter: str, hyperparameters: Mapping[str, Any], *, idempotency_key: str | None
+) -> Call[ConfigureResult]:
+    """Returns the call that chooses a client's adapter; raises TypeError and ValueError for what JSON cannot say."""
+    path = _client_path(client_id)
+    key = _key(idempotency_key)
+    wanted = {"adapter": adapter, "hyperparameters": hyperparameters}
+    content = json.dumps(wanted, allow_nan=False).encode()
+    read = partial(_replies.read_configured, idempotency_key=key)
+    headers = {"Content-Type": "application/json"}
+    return Call("PUT", path, read, headers, content=content, idempotency_key=key, writes=True)
+
+
+def enroll(
+    client_id: str,
+    images: Images,
+    labels: Labels,
+    *,
+    idempotency_key: str | None,
+    layout: Layout | None,
+    timeout: float,
+) -> Call[EnrolResult]:
+    """Returns the call that enrols a client with labelled images; see `Client.enroll`."""
+    check_timeout(timeout)
+    path = f"{_client_path(client_id)}/enroll"
+    key = _key(idempotency_key)
+    listed = _labels(labels)
+    body = encode(images, layout, json.dumps(listed))
+    if len(listed) != count(images):
+        raise ValueError(f"there are {len(listed)} labels for {count(images)} images; give one for each")
+    return Call(
+        method="POST",
+        path=path,
+        read=partial(_replies.read_enrolled, idempotency_key=key),
+        headers={**body.headers, "X-Request-Timeout-Ms": _deadline(timeout)},
+        content=body.content,
+        timeout=timeout,
+        idempotency_key=key,
+        writes=True,
+    )
+
+
+def export_state(client_id: str) -> Call[bytes]:
+    """Returns the call that fetches a client's state."""
+    return Call("GET", f"{_client_path(client_id)}/state", _replies.read_content)
+
+
+def import_state(
+    client_id: str, data: bytes, *, replaces: int | None, idempotency_key: str | None
+) -> Call[ImportResult]:
+    """Returns the call that replaces a client's state; see `Client.import_state`."""
+    path = f"{_client_path(client_id)}/state"
+    key = _key(idempotency_key)
+    read = partial(_replies.read_imported, idempotency_key=key)
+    condition = {} if replaces is None else {"If-Match": f'"v{operator.index(replaces)}"'}
+    headers = {"Content-Type": "application/octet-stream", **condition}
+    return Call("PUT", path, read, headers, content=bytes(data), idempotency_key=key, writes=True)
+
+
 def delete(client_id: str) -> Call[None]:
     """Returns the call that removes a client."""
     return Call("DELETE", _client_path(client_id), _replies.read_nothing, writes=True)
@@ -138,6 +208,11 @@ def delete(client_id: str) -> Call[None]:
 def models() -> Call[tuple[ModelInfo, ...]]:
     """Returns the call that lists the models."""
     return Call("GET", "/models", _replies.read_models)
+
+
+def adapters() -> Call[tuple[AdapterDescription, ...]]:
+    """Returns the call that lists the adapters."""
+    return Call("GET", "/adapters", _replies.read_adapters)
 
 
 def live() -> Call[bool]:
@@ -154,6 +229,16 @@ def check_timeout(timeout: float) -> None:
     """Raises ValueError unless `timeout` is a positive, finite number of seconds."""
     if not 0 < timeout < math.inf:
         raise ValueError(f"timeout is {timeout}; accepted are seconds above 0")
+
+
+def _deadline(timeout: float) -> str:
+    return str(math.ceil(min(timeout, LONGEST_DEADLINE) * 1000))
+
+
+def _labels(labels: Labels) -> list[int | str]:
+    if isinstance(labels, str | bytes):
+        raise TypeError(f"labels is a {type(labels).__name__}; give a list of class indices and class names")
+    return [label if isinstance(label, str) else operator.index(label) for label in labels]
 
 
 def _check_url(base_url: str) -> None:

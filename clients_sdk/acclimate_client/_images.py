@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, runtime_checkable
+from typing import IO, Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +52,14 @@ class Body:
     headers: dict[str, str]
 
 
-def encode(images: Images, layout: Layout | None = None) -> Body:
+def encode(images: Images, layout: Layout | None = None, labels: str | None = None) -> Body:
     """Returns the body for one batch. Equal batches give equal bytes, so a key may be sent again with them.
 
     Args:
         images: An array or list of arrays, uint8 (0..255) or floating (0..1), sent as a raw tensor; or a list of
             PNG or JPEG files (paths, bytes) and PIL images (sent as PNG, pixels as they are).
         layout: Order of the axes of arrays; None lets the server take the only one that fits the model.
+        labels: JSON list, in ASCII, that goes with the images.
 
     Raises:
         TypeError: `images` or one of its items is of no accepted type, or the array's dtype is not.
@@ -68,16 +69,21 @@ def encode(images: Images, layout: Layout | None = None) -> Body:
     if layout is not None and layout not in AXES:
         raise ValueError(f"layout is {layout!r}; accepted are {', '.join(AXES)} and None")
     if _is_array(images):
-        return _tensor(_as_array(images), layout)
+        return _labelled(_tensor(_as_array(images), layout), labels)
     if not isinstance(images, list | tuple):
         raise TypeError(f"images is a {type(images).__name__}; {ACCEPTED}")
     if not images:
         raise ValueError(f"images is empty; {ACCEPTED}")
     if all(_is_array(image) for image in images):
-        return _tensor(_stack([_as_array(image) for image in images]), layout)
+        return _labelled(_tensor(_stack([_as_array(image) for image in images]), layout), labels)
     if layout is not None:
         raise ValueError(f"layout is {layout!r}, but images are encoded files, which state their own; pass None")
-    return _form([_encoded(index, image) for index, image in enumerate(images)])
+    return _form([_encoded(index, image) for index, image in enumerate(images)], labels)
+
+
+def count(images: Images) -> int:
+    """Returns the number of images of a batch that `encode` takes."""
+    return len(_as_array(images)) if _is_array(images) else len(cast("Sequence[object]", images))
 
 
 def _is_array(value: object) -> bool:
@@ -157,11 +163,20 @@ def _png(index: int, image: PilImage) -> bytes:
     return buffer.getvalue()
 
 
-def _form(files: Sequence[bytes]) -> Body:
+def _labelled(body: Body, labels: str | None) -> Body:
+    return body if labels is None else Body(body.content, {**body.headers, "X-Labels": labels})
+
+
+def _form(files: Sequence[bytes], labels: str | None) -> Body:
     # A random boundary would make each encoding of the same images a different body.
     digest = hashlib.sha256(b"".join(hashlib.sha256(file).digest() for file in files)).hexdigest()
     boundary = f"acclimate-{digest[:48]}"
     parts = [_part(boundary, index, file) for index, file in enumerate(files)]
+    if labels is not None:
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="labels"\r\nContent-Type: application/json\r\n\r\n'
+        )
+        parts.append(f"{head}{labels}\r\n".encode())
     content = b"".join([*parts, f"--{boundary}--\r\n".encode()])
     return Body(content, {"Content-Type": f"multipart/form-data; boundary={boundary}"})
 

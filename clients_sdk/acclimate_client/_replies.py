@@ -11,8 +11,12 @@ from numpy.typing import DTypeLike, NDArray
 from acclimate_client._problems import EXCERPT, committed, problem, request_id
 from acclimate_client.errors import UnexpectedReplyError
 from acclimate_client.results import (
+    AdapterDescription,
     AdapterInfo,
     ClientInfo,
+    ConfigureResult,
+    EnrolResult,
+    ImportResult,
     InputInfo,
     ModelInfo,
     ModelRef,
@@ -73,6 +77,7 @@ def read_client(reply: httpx.Response) -> ClientInfo:
             client_id=_as(str, body["client_id"]),
             model=_model(body["model"]),
             adapter=_as(str, body["adapter"]),
+            hyperparameters=_as(dict, body.get("hyperparameters", {})),
             state=StoredState(
                 _as(int, state["version"]), _as(str, state["status"]), _as(int, state["bytes"]), _as(str, state["tier"])
             ),
@@ -84,18 +89,48 @@ def read_client(reply: httpx.Response) -> ClientInfo:
 
 def read_reset(reply: httpx.Response, idempotency_key: str) -> ResetResult:
     """Reads the reply to reset."""
+    return read(reply, lambda body: ResetResult(**_change(reply, body, idempotency_key)))
 
-    def build(body: Json) -> ResetResult:
-        return ResetResult(
-            client_id=_as(str, body["client_id"]),
-            model=_model(body["model"]),
-            adapter=_as(str, body["adapter"]),
-            state=_state(body["state"]),
-            request_id=request_id(reply, body),
-            idempotency_key=idempotency_key,
+
+def read_configured(reply: httpx.Response, idempotency_key: str) -> ConfigureResult:
+    """Reads the reply to configure."""
+
+    def build(body: Json) -> ConfigureResult:
+        return ConfigureResult(
+            hyperparameters=_as(dict, body["hyperparameters"]),
+            changed=_as(bool, body["changed"]),
+            **_change(reply, body, idempotency_key),
         )
 
     return read(reply, build)
+
+
+def read_enrolled(reply: httpx.Response, idempotency_key: str) -> EnrolResult:
+    """Reads the reply to enroll."""
+
+    def build(body: Json) -> EnrolResult:
+        enrolled = body.get("enrolled")
+        count = None if enrolled is None else _as(int, enrolled)
+        return EnrolResult(enrolled=count, **_change(reply, body, idempotency_key))
+
+    return read(reply, build)
+
+
+def read_imported(reply: httpx.Response, idempotency_key: str) -> ImportResult:
+    """Reads the reply to import."""
+    return read(reply, lambda body: ImportResult(**_change(reply, body, idempotency_key)))
+
+
+def read_content(reply: httpx.Response) -> bytes:
+    """Reads a reply that is bytes."""
+    if not reply.is_success:
+        raise problem(reply)
+    return reply.content
+
+
+def read_adapters(reply: httpx.Response) -> tuple[AdapterDescription, ...]:
+    """Reads the reply to adapters."""
+    return read(reply, lambda body: tuple(_adapter_description(_as(dict, a)) for a in _as(list, body["adapters"])))
 
 
 def read_models(reply: httpx.Response) -> tuple[ModelInfo, ...]:
@@ -117,6 +152,30 @@ def read_live(reply: httpx.Response) -> bool:
 def read_ready(reply: httpx.Response) -> bool:
     """Reads the reply of the readiness route; any 5xx, a proxy's included, means no."""
     return not reply.is_server_error and read(reply, lambda body: body["ready"] is True)
+
+
+def _change(reply: httpx.Response, body: Json, idempotency_key: str) -> dict[str, Any]:
+    """What the replies to all changes but predict have in common."""
+    return {
+        "client_id": _as(str, body["client_id"]),
+        "model": _model(body["model"]),
+        "adapter": _as(str, body["adapter"]),
+        "state": _state(body["state"]),
+        "request_id": request_id(reply, body),
+        "idempotency_key": idempotency_key,
+    }
+
+
+def _adapter_description(fields: Json) -> AdapterDescription:
+    availability = _adapter(fields)
+    return AdapterDescription(
+        name=_as(str, fields["name"]),
+        description=_as(str, fields["description"]),
+        enrols=fields["enrols"] is True,
+        available=availability.available,
+        missing=availability.missing,
+        hyperparameters=_as(dict, fields["hyperparameters"]),
+    )
 
 
 def _model(value: object) -> ModelRef:

@@ -4,16 +4,25 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from acclimate_client import _calls
-from acclimate_client._calls import Call, Settings
+from acclimate_client._calls import Call, Labels, Settings
 from acclimate_client._images import Images, Layout
 from acclimate_client._retry import Retries
 from acclimate_client.errors import AcclimateClientError, ConnectionFailed, Timeout
-from acclimate_client.results import ClientInfo, ModelInfo, Prediction, ResetResult
+from acclimate_client.results import (
+    AdapterDescription,
+    ClientInfo,
+    ConfigureResult,
+    EnrolResult,
+    ImportResult,
+    ModelInfo,
+    Prediction,
+    ResetResult,
+)
 
 T = TypeVar("T")
 
@@ -72,6 +81,44 @@ class AsyncClient:
         """Puts a client back to the global model; see `Client.reset`."""
         return await self._run(_calls.reset(client_id, idempotency_key=idempotency_key))
 
+    async def configure(
+        self, client_id: str, adapter: str, /, *, idempotency_key: str | None = None, **hyperparameters: Any
+    ) -> ConfigureResult:
+        """Chooses the adapter of a client; see `Client.configure`."""
+        return await self._run(_calls.configure(client_id, adapter, hyperparameters, idempotency_key=idempotency_key))
+
+    async def enroll(
+        self,
+        client_id: str,
+        images: Images,
+        labels: Labels,
+        *,
+        idempotency_key: str | None = None,
+        layout: Layout | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in predict
+    ) -> EnrolResult:
+        """Lets a client begin anew from labelled images of its own; see `Client.enroll`."""
+        call = await asyncio.to_thread(
+            _calls.enroll,
+            client_id,
+            images,
+            labels,
+            idempotency_key=idempotency_key,
+            layout=layout,
+            timeout=self._settings.timeout if timeout is None else timeout,
+        )
+        return await self._run(call)
+
+    async def export_state(self, client_id: str) -> bytes:
+        """Fetches the state of a client; see `Client.export_state`."""
+        return await self._run(_calls.export_state(client_id))
+
+    async def import_state(
+        self, client_id: str, data: bytes, *, replaces: int | None = None, idempotency_key: str | None = None
+    ) -> ImportResult:
+        """Lets a client go on from an exported state; see `Client.import_state`."""
+        return await self._run(_calls.import_state(client_id, data, replaces=replaces, idempotency_key=idempotency_key))
+
     async def delete(self, client_id: str) -> None:
         """Removes a client and all that was learned for it; see `Client.delete`."""
         await self._run(_calls.delete(client_id))
@@ -79,6 +126,10 @@ class AsyncClient:
     async def models(self) -> tuple[ModelInfo, ...]:
         """Lists the models the server offers; see `Client.models`."""
         return await self._run(_calls.models())
+
+    async def adapters(self) -> tuple[AdapterDescription, ...]:
+        """Lists the adapters and chains; see `Client.adapters`."""
+        return await self._run(_calls.adapters())
 
     async def live(self) -> bool:
         """Returns whether the server answers at all; see `Client.live`."""

@@ -4,16 +4,25 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from acclimate_client import _calls
-from acclimate_client._calls import Call, Settings
+from acclimate_client._calls import Call, Labels, Settings
 from acclimate_client._images import Images, Layout
 from acclimate_client._retry import Retries
 from acclimate_client.errors import AcclimateClientError, ConnectionFailed, Timeout
-from acclimate_client.results import ClientInfo, ModelInfo, Prediction, ResetResult
+from acclimate_client.results import (
+    AdapterDescription,
+    ClientInfo,
+    ConfigureResult,
+    EnrolResult,
+    ImportResult,
+    ModelInfo,
+    Prediction,
+    ResetResult,
+)
 
 T = TypeVar("T")
 
@@ -109,6 +118,88 @@ class Client:
         """
         return self._run(_calls.reset(client_id, idempotency_key=idempotency_key))
 
+    def configure(
+        self, client_id: str, adapter: str, /, *, idempotency_key: str | None = None, **hyperparameters: Any
+    ) -> ConfigureResult:
+        """Chooses the adapter of a client, which begins anew unless it has this very adapter already.
+
+        Args:
+            client_id: Whose adapter; the client need not have sent a batch before.
+            adapter: Name of an adapter, or of a chain such as "atp+fedcal"; see `adapters`.
+            idempotency_key: As in `predict`; a repeated key does not reset the client again.
+            hyperparameters: Those that shall not have their defaults; for a chain, a mapping under each part's name.
+
+        Raises:
+            TypeError, ValueError: An argument is of no accepted type or out of range. Nothing was sent.
+            InvalidConfigurationError: There is no such adapter or hyper-parameter, or one is out of range.
+            UnavailableAdapterError: The model lacks something that the adapter needs.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.configure(client_id, adapter, hyperparameters, idempotency_key=idempotency_key))
+
+    def enroll(
+        self,
+        client_id: str,
+        images: Images,
+        labels: Labels,
+        *,
+        idempotency_key: str | None = None,
+        layout: Layout | None = None,
+        timeout: float | None = None,
+    ) -> EnrolResult:
+        """Lets a client begin anew from labelled images of its own, under an adapter that takes them.
+
+        Args:
+            client_id: Whose images.
+            images: As in `predict`.
+            labels: Class index or class name of each image.
+            idempotency_key, layout, timeout: As in `predict`.
+
+        Raises:
+            TypeError, ValueError: An argument is of no accepted type or out of range. Nothing was sent.
+            OSError: An image file cannot be read. Nothing was sent.
+            EnrolmentUnsupportedError: The client's adapter takes no labelled images: configure it first.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(
+            _calls.enroll(
+                client_id,
+                images,
+                labels,
+                idempotency_key=idempotency_key,
+                layout=layout,
+                timeout=self._settings.timeout if timeout is None else timeout,
+            )
+        )
+
+    def export_state(self, client_id: str) -> bytes:
+        """Fetches the state of a client, to be kept or to be given to another one.
+
+        Raises:
+            ClientUnknownError: The server holds no state for it.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.export_state(client_id))
+
+    def import_state(
+        self, client_id: str, data: bytes, *, replaces: int | None = None, idempotency_key: str | None = None
+    ) -> ImportResult:
+        """Lets a client go on from an exported state. Its adapter and model must be those of the state.
+
+        Args:
+            client_id: Who goes on; the client need not have sent a batch before.
+            data: What `export_state` returned.
+            replaces: Version that the client's state must have; None replaces any.
+            idempotency_key: As in `predict`.
+
+        Raises:
+            StateMismatchError: The state is of another adapter or model: configure the client first.
+            InvalidStateError: The bytes are not a sound state.
+            PreconditionFailedError: The client's state has another version.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.import_state(client_id, data, replaces=replaces, idempotency_key=idempotency_key))
+
     def delete(self, client_id: str) -> None:
         """Removes a client and all that was learned for it; no error if there is none.
 
@@ -124,6 +215,14 @@ class Client:
             AcclimateClientError: The list could not be fetched.
         """
         return self._run(_calls.models())
+
+    def adapters(self) -> tuple[AdapterDescription, ...]:
+        """Lists the adapters and chains, those included that the model cannot be served with.
+
+        Raises:
+            AcclimateClientError: The list could not be fetched.
+        """
+        return self._run(_calls.adapters())
 
     def live(self) -> bool:
         """Returns whether the server answers at all. Tries once.

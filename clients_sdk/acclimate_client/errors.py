@@ -14,6 +14,8 @@ AcclimateClientError
     - ClientDeletedError
     - KeyUsedBeforeDeleteError
     - OtherModelError
+    - StateMismatchError
+    - PreconditionFailedError
     - BodyTooLargeError
     - TooManyImagesError
     - UnsupportedMediaTypeError
@@ -29,6 +31,11 @@ AcclimateClientError
     - TooManyPixelsError
     - UndecodableImageError
     - KeyReusedError
+    - InvalidConfigurationError
+    - UnavailableAdapterError
+    - EnrolmentUnsupportedError
+    - InvalidLabelsError
+    - InvalidStateError
     - TooManyRequestsError
     - InternalError
     - StoreUnavailableError
@@ -38,6 +45,7 @@ AcclimateClientError
     - StoreFullError
 """
 
+import re
 from types import MappingProxyType
 from typing import Literal
 
@@ -145,6 +153,14 @@ class OtherModelError(ProblemError):
     """`other_model` (409): the batch of this key was applied to another model, and its answer is gone."""
 
 
+class StateMismatchError(ProblemError):
+    """`state_mismatch` (409): the imported state is of another adapter or model: configure the client first."""
+
+
+class PreconditionFailedError(ProblemError):
+    """`precondition_failed` (412): the client's state has another version than the one to be replaced."""
+
+
 class BodyTooLargeError(ProblemError):
     """`body_too_large` (413): the body has more bytes than the server takes."""
 
@@ -205,6 +221,26 @@ class KeyReusedError(ProblemError):
     """`key_reused` (422): the idempotency key was used with another body."""
 
 
+class InvalidConfigurationError(ProblemError):
+    """`invalid_configuration` (422): there is no such adapter, or a hyper-parameter is unknown or out of range."""
+
+
+class UnavailableAdapterError(ProblemError):
+    """`unavailable_adapter` (422): the model lacks something that the adapter needs."""
+
+
+class EnrolmentUnsupportedError(ProblemError):
+    """`enrolment_unsupported` (422): the client's adapter takes no labelled images."""
+
+
+class InvalidLabelsError(ProblemError):
+    """`invalid_labels` (422): not every image has one label that is a class."""
+
+
+class InvalidStateError(ProblemError):
+    """`invalid_state` (422): the imported bytes are not a sound state of the client's adapter."""
+
+
 class TooManyRequestsError(ProblemError):
     """`too_many_requests` (429): the server has more work than it accepts."""
 
@@ -233,39 +269,11 @@ class StoreFullError(ProblemError):
     """`store_full` (507): Redis is out of memory and refused the batch."""
 
 
+def _code(kind: type[ProblemError]) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
+
+
 PROBLEMS: MappingProxyType[str, type[ProblemError]] = MappingProxyType(
-    {
-        "malformed_body": MalformedBodyError,
-        "not_found": NotFoundError,
-        "client_unknown": ClientUnknownError,
-        "method_not_allowed": MethodNotAllowedError,
-        "request_running": RequestRunningError,
-        "conflict": ConflictError,
-        "client_deleted": ClientDeletedError,
-        "key_used_before_delete": KeyUsedBeforeDeleteError,
-        "other_model": OtherModelError,
-        "body_too_large": BodyTooLargeError,
-        "too_many_images": TooManyImagesError,
-        "unsupported_media_type": UnsupportedMediaTypeError,
-        "invalid_client_id": InvalidClientIdError,
-        "invalid_request": InvalidRequestError,
-        "empty_batch": EmptyBatchError,
-        "wrong_shape": WrongShapeError,
-        "ambiguous_layout": AmbiguousLayoutError,
-        "ambiguous_dtype": AmbiguousDtypeError,
-        "wrong_dtype": WrongDtypeError,
-        "out_of_range": OutOfRangeError,
-        "non_finite": NonFiniteError,
-        "too_many_pixels": TooManyPixelsError,
-        "undecodable_image": UndecodableImageError,
-        "key_reused": KeyReusedError,
-        "too_many_requests": TooManyRequestsError,
-        "internal": InternalError,
-        "store_unavailable": StoreUnavailableError,
-        "state_corrupt": StateCorruptError,
-        "draining": DrainingError,
-        "deadline_exceeded": DeadlineExceededError,
-        "store_full": StoreFullError,
-    }
+    {_code(kind): kind for kind in ProblemError.__subclasses__()}
 )
-"""Error class of each code the server may answer with."""
+"""Error class of each code the server may answer with: each is named after its code."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,11 +84,16 @@ class StoredState:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """One client as the server knows it."""
+    """One client as the server knows it.
+
+    Attributes:
+        hyperparameters: Those stated when it was configured; the others have their defaults.
+    """
 
     client_id: str
     model: ModelRef
     adapter: str
+    hyperparameters: Mapping[str, Any]
     state: StoredState
     request_id: str
 
@@ -95,6 +101,54 @@ class ClientInfo:
 @dataclass(frozen=True, slots=True)
 class ResetResult:
     """A client put back to the global model."""
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    state: StateInfo
+    request_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureResult:
+    """A client that runs the adapter it was configured with.
+
+    Attributes:
+        hyperparameters: Those stated; the others have their defaults.
+        changed: Whether the client had another configuration before; its state was reset then.
+    """
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    hyperparameters: Mapping[str, Any]
+    changed: bool
+    state: StateInfo
+    request_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolResult:
+    """A client that began anew from labelled images.
+
+    Attributes:
+        enrolled: Number of images; None where the answer of a repeated call is gone.
+    """
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    enrolled: int | None
+    state: StateInfo
+    request_id: str
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """A client that goes on from an imported state."""
 
     client_id: str
     model: ModelRef
@@ -119,6 +173,26 @@ class AdapterInfo:
 
     available: bool
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDescription:
+    """One adapter or chain that clients may be configured with.
+
+    Attributes:
+        description: One line.
+        enrols: Whether it takes labelled images of the client.
+        available: Whether the model has everything for it.
+        missing: What it lacks.
+        hyperparameters: JSON schema (draft 2020-12).
+    """
+
+    name: str
+    description: str
+    enrols: bool
+    available: bool
+    missing: tuple[str, ...]
+    hyperparameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,13 @@ from acclimate_service.service import Service
 
 def create_app(service: Service) -> FastAPI:
     """Make the application. Whoever opened the service closes it."""
-    app = FastAPI(title="Acclimate", version=service.version, description="Adapted predictions for every client.")
-    app.include_router(make_router(service))
+    app = FastAPI(
+        title="Acclimate",
+        version=service.version,
+        description="Adapted predictions for every client.",
+        redirect_slashes=False,  # a redirected batch would be sent twice
+        routes=make_router(service).routes,
+    )
     problems.install(app)
     app.add_middleware(RequestMiddleware, telemetry=service.telemetry)
     return app

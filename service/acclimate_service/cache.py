@@ -1,5 +1,6 @@
 """States of recent clients in memory, bounded by bytes."""
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -36,8 +37,8 @@ class StateCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: str, younger_than: float) -> Entry | None:
-        """The entry of a client, unless it was last touched before `younger_than`."""
+    def get(self, key: str, younger_than: float = -math.inf) -> Entry | None:
+        """The entry of a client, unless it was last touched before `younger_than` (monotonic seconds)."""
         entry = self._entries.get(key)
         if entry is None or entry.touched < younger_than:
             return None

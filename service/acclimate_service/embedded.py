@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +23,10 @@ from urllib.parse import quote
 _LONGEST_SOCKET_PATH: Final = 100
 """Bytes; the kernel's own limit is 104 to 108."""
 _POLL: Final = 0.01
+_WATCH: Final = 0.2
+"""Seconds between two looks at the running server."""
 _PR_SET_PDEATHSIG: Final = 1
+_log = logging.getLogger(__name__)
 
 
 class EmbeddedRedisError(RuntimeError):
@@ -57,12 +61,14 @@ def find_server() -> Path:
 class EmbeddedRedis:
     """A `redis-server` on a unix socket, with an append-only file in `data_dir`; an async context manager.
 
-    It comes up with everything it acknowledged before, however it or its parent ended. It ends with the thread that
-    called `start`, so call that from a thread which lives as long as the service, like the one of the event loop.
+    It comes up with everything it acknowledged before its parent ended, however that was. A server that ends by itself
+    is started again. It ends with the thread that called `start`, so call that from a thread which lives as long as the
+    service, like the one of the event loop.
 
     Args:
         data_dir: directory of the database; made if need be. One service at a time may use it.
-        appendfsync: `always` survives a crash of the host; `everysec` may then lose about 2 s.
+        appendfsync: `always` loses nothing; `everysec` may lose about 2 s when the host crashes or the server itself is
+            killed, since Redis acknowledges before it writes while an earlier write is on its way to the disk.
         start_timeout: longest wait for a server that loads its data (s).
         stop_timeout: longest wait for a server that writes its last bytes, before it is killed (s).
     """
@@ -82,6 +88,7 @@ class EmbeddedRedis:
         self._socket = _socket_path(self._data_dir)
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -98,21 +105,28 @@ class EmbeddedRedis:
 
         Raises:
             DataDirInUse: another service runs on this directory.
-            EmbeddedRedisError: no binary, or the server ended or did not come up in time.
+            EmbeddedRedisError: no binary, no usable directory, or the server ended or did not come up in time.
         """
         server = find_server()
-        self._data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _lock(self._data_dir / "lock")
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(self._data_dir / "lock")
+        except OSError as error:
+            raise EmbeddedRedisError(f"the data directory {self._data_dir} cannot be used: {error.strerror}") from error
         try:
             await self._retire_orphan()
-            self._process = _spawn(server, self._data_dir, self._socket, self._appendfsync)
+            self._process = self._spawn(server)
             await self._wait_until_ready(self._process)
+            self._keeper = asyncio.create_task(self._keep(server))
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """End the server, once it has written its last bytes, and free the data directory."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -131,6 +145,17 @@ class EmbeddedRedis:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _spawn(self, server: Path) -> subprocess.Popen[bytes]:
+        return _spawn(server, self._data_dir, self._socket, self._appendfsync)
+
+    async def _keep(self, server: Path) -> None:
+        """Start the server again when it ends by itself, as when the kernel takes its memory."""
+        while self._process is not None:
+            if self._process.poll() is not None:
+                _log.error("redis-server ended with status %s and is started again", self._process.returncode)
+                self._process = self._spawn(server)
+            await asyncio.sleep(_WATCH)
 
     async def _retire_orphan(self) -> None:
         """End the server of a service that was killed: whoever listens while the lock is ours has lost its parent."""
@@ -161,6 +186,18 @@ async def _ask(socket: Path, command: bytes) -> bytes | None:
         return b""
     finally:
         writer.close()
+
+
+def running_at(data_dir: Path) -> str:
+    """URL of the server that another process runs on a data directory.
+
+    Raises:
+        EmbeddedRedisError: there is none.
+    """
+    path = _socket_path(data_dir.absolute())
+    if not path.is_socket():
+        raise EmbeddedRedisError(f"no service runs on {data_dir}: start one, or name the Redis by ACCLIMATE_REDIS_URL")
+    return f"unix://{quote(str(path))}"
 
 
 def _socket_path(data_dir: Path) -> Path:

@@ -1,10 +1,12 @@
-"""What happens to every request: a request id, and its time and outcome counted."""
+"""What happens to every request: a request id, its time and outcome counted, and an answer even when it fails."""
 
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from acclimate_service import problems
 from acclimate_service.identity import request_id
 from acclimate_service.telemetry import Telemetry
 
@@ -22,7 +24,7 @@ class RequestMiddleware:
             return await self._app(scope, receive, send)
         identity = request_id(Headers(scope=scope).get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = identity
-        status = 500
+        status: int | None = None
         began = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
@@ -34,7 +36,12 @@ class RequestMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if status is not None:
+                raise
+            reply = await problems.answer(Request(scope), error)
+            await reply(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
-            self._telemetry.requests.labels(route, str(status)).inc()
+            self._telemetry.requests.labels(route, str(status or 500)).inc()
             self._telemetry.request_seconds.labels(route).observe(time.perf_counter() - began)

@@ -1,17 +1,20 @@
 """Every error as an HTTP reply: RFC 9457 problem details, one table from code to status."""
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Final, Literal
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 
-from acclimate_adapters import AcclimateError, InputError
-from acclimate_adapters import StateCorrupt as UnreadableState
+from acclimate_adapters import InputError
+from acclimate_adapters import StateError as UnusableState
 from acclimate_service.payload import PayloadError
 from acclimate_service.state import StateCorrupt, StateError, StoreFull
 
@@ -28,6 +31,8 @@ STATUS: dict[str, int] = {
     "client_deleted": 409,
     "key_used_before_delete": 409,
     "other_model": 409,
+    "state_mismatch": 409,
+    "precondition_failed": 412,
     "body_too_large": 413,
     "too_many_images": 413,
     "unsupported_media_type": 415,
@@ -43,6 +48,11 @@ STATUS: dict[str, int] = {
     "too_many_pixels": 422,
     "undecodable_image": 422,
     "key_reused": 422,
+    "invalid_configuration": 422,
+    "unavailable_adapter": 422,
+    "enrolment_unsupported": 422,
+    "invalid_labels": 422,
+    "invalid_state": 422,
     "too_many_requests": 429,
     "internal": 500,
     "store_unavailable": 503,
@@ -102,14 +112,57 @@ class Problem(Exception):
         return Response(orjson.dumps(body), status, headers, MEDIA_TYPE)
 
 
+_SCHEMA: Final = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "retryable", "state_committed", "request_id", "error"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"enum": sorted(STATUS)},
+        "retryable": {"type": "boolean"},
+        "state_committed": {"enum": [True, False, "unknown"]},
+        "request_id": {"type": "string"},
+        "error": {"type": "string"},
+    },
+}
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {"description": "A problem (RFC 9457).", "content": {MEDIA_TYPE: {"schema": _SCHEMA}}}
+}
+"""What the OpenAPI document says of every route's errors."""
+
+_HANDLED: Final = (
+    Problem,
+    PayloadError,
+    StateError,
+    InputError,
+    UnusableState,
+    HTTPException,
+    RequestValidationError,
+    ClientDisconnect,
+)
+_log = logging.getLogger(__name__)
+
+
 def install(app: FastAPI) -> None:
-    """Answer every error of the app, the framework's own included, as a problem."""
+    """Answer every expected error of the app, the framework's own included, as a problem.
 
-    async def answer(request: Request, error: Exception) -> Response:
-        return problem_of(request, error).reply(request.state.request_id)
-
-    for kind in (Problem, PayloadError, StateError, AcclimateError, HTTPException, RequestValidationError, Exception):
+    The others rise to `RequestMiddleware`, which answers them within reach of the request id and the metrics.
+    """
+    for kind in _HANDLED:
         app.add_exception_handler(kind, answer)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The reply to an error; the log keeps what callers are not told."""
+    problem = problem_of(request, error)
+    identity = request.state.request_id
+    if problem.code == "internal":
+        _log.error("request %s failed", identity, exc_info=error)
+    elif isinstance(error, StateError):
+        _log.warning("request %s: %s", identity, error)
+    return problem.reply(identity)
 
 
 def problem_of(request: Request, error: Exception) -> Problem:
@@ -121,17 +174,19 @@ def problem_of(request: Request, error: Exception) -> Problem:
             return Problem(code, detail)
         case InputError():
             return Problem("invalid_request", str(error))
-        case StateCorrupt() | UnreadableState():
+        case StateCorrupt() | UnusableState():
             return Problem("state_corrupt", f"{error}; only a reset or a DELETE of the client helps")
         case StoreFull(committed=committed):
-            return Problem("store_full", str(error), committed)
+            return Problem("store_full", "the state store has no memory left for this change", committed)
         case StateError(committed=committed):
-            return Problem("store_unavailable", str(error), committed)
+            return Problem("store_unavailable", "the state store does not answer or takes no changes now", committed)
         case HTTPException():
             return _of_framework(request, error)
         case RequestValidationError():
             found = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
             return Problem("invalid_request", "; ".join(found))
+        case ClientDisconnect():
+            return Problem("malformed_body", "the caller hung up before the body was complete")
         case _:
             detail = "the service failed on this request; its log has the details under this request id"
             return Problem("internal", detail, "unknown")
@@ -141,9 +196,15 @@ def _of_framework(request: Request, error: HTTPException) -> Problem:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
         hint = "; a client id holds no '/'" if path.startswith("/clients/") else ""
-        return Problem("not_found", f"there is nothing at {path}{hint}")
+        return Problem("not_found", f"there is nothing at {path[:200]}{hint}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers = error.headers or {}
-        detail = f"{request.method} is not accepted at {path}; use {headers.get('Allow', 'another method')}"
-        return Problem("method_not_allowed", detail, headers=headers)
+        allowed = _allowed(request)
+        detail = f"{request.method[:20]} is not accepted at {path[:200]}; use {allowed}"
+        return Problem("method_not_allowed", detail, headers={"Allow": allowed})
     return Problem("malformed_body", str(error.detail))
+
+
+def _allowed(request: Request) -> str:
+    """Methods of all routes of this path; the framework names those of the first alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))

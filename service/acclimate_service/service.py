@@ -1,19 +1,26 @@
 """Everything the HTTP interface stands on, opened and closed together."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import numpy as np
+import torch
+from redis.asyncio import BlockingConnectionPool
 
-from acclimate_adapters import FrozenModel, create, missing, require
+from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
 from acclimate_service.cache import StateCache
+from acclimate_service.changes import Changes
+from acclimate_service.clients import Clients
+from acclimate_service.cohort import Rounds
 from acclimate_service.configuration import Configurations
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.engine import Engine
-from acclimate_service.settings import Settings
+from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import Limits, StateError, StateStore, StoreFacts, Wire, check, check_windows, connect
+from acclimate_service.state.cohorts import Cohorts
 from acclimate_service.states import ClientStates
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker
@@ -21,6 +28,8 @@ from acclimate_store import Bundle, BundleKey, Catalogue
 
 RETRY_WINDOW_MS = 600_000
 """Longest time within which callers are expected to retry a request."""
+PROBE_S = 1.0
+"""Longest wait of the readiness probe for Redis; orchestrators give probes little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +38,11 @@ class Service:
 
     settings: Settings
     bundle: Bundle
+    configurations: Configurations
     states: ClientStates
     engine: Engine
+    clients: Clients
+    rounds: Rounds
     telemetry: Telemetry
     store_facts: StoreFacts
     wire: Wire
@@ -43,9 +55,12 @@ class Service:
     async def obstacle(self) -> str | None:
         """Why batches cannot be answered now; None when they can."""
         try:
-            await self.wire.read("PING")
+            async with asyncio.timeout(PROBE_S):
+                await self.wire.read("PING")
         except StateError as error:
             return str(error)
+        except TimeoutError:
+            return f"Redis does not answer within {PROBE_S:g} s"
         return None
 
 
@@ -55,21 +70,18 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
     Raises:
         BundleError: the model cannot be served.
-        ConfigurationError: the adapter is unknown, wrongly set, or lacks something the bundle does not carry.
         EmbeddedRedisError, StoreUnavailable, StoreUnfit: there is no Redis that could keep the states.
-        ValueError: the lifetimes of the settings contradict each other.
+        SettingsError: a setting that this machine or model cannot serve, or one that contradicts another.
     """
     bundle = Catalogue(settings.model_store, settings.allowed_imports).load(
-        *BundleKey.parse(settings.model), settings.device
+        *BundleKey.parse(settings.model), _device(settings.device)
     )
-    configurations = Configurations(settings.adapter or default_adapter(bundle.model), settings.adapter_options)
-    require(configurations.adapter(configurations.default), bundle.model)
-    limits = Limits(inline_max=settings.inline_max, state_ttl_ms=settings.state_ttl_s * 1000)
-    check_windows(limits, longest_request_ms=settings.request_timeout_ms, retry_window_ms=RETRY_WINDOW_MS)
+    configurations = _configurations(settings, bundle.model)
+    limits = _limits(settings)
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
         url = settings.redis_url or (await stack.enter_async_context(EmbeddedRedis(settings.data_dir))).url
-        wire = Wire(connect(url), resend=limits.resend, jitter_ms=limits.jitter_ms)
+        wire = Wire(_connect(url), resend=limits.resend, jitter_ms=limits.jitter_ms)
         store = StateStore(wire, limits)
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
@@ -77,11 +89,56 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.callback(worker.close)
         cache = StateCache(settings.cache_bytes)
         states = ClientStates(bundle.model, configurations, store, limits, cache, telemetry)
-        engine = Engine(bundle, configurations, states, worker, telemetry, max_waiting=settings.max_waiting)
+        changes = Changes(states)
+        cohorts = Cohorts(wire, limits, bundle.model.content_hash, settings.tenant)
+        rounds = Rounds(bundle.model, configurations, states, changes, worker, cohorts, tenant=settings.tenant)
+        stack.push_async_callback(rounds.aclose)
+        engine = Engine(
+            *(bundle, configurations, states, changes, worker, telemetry),
+            max_waiting=settings.max_waiting,
+            note=rounds.note,
+        )
+        clients = Clients(bundle, configurations, states, changes, worker)
         await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8))
-        yield Service(settings, bundle, states, engine, telemetry, facts, wire)
+        if settings.round_interval_s is not None:
+            rounds.repeat(settings.round_interval_s, settings.round_clients)
+        yield Service(settings, bundle, configurations, states, engine, clients, rounds, telemetry, facts, wire)
 
 
 def default_adapter(model: FrozenModel) -> str:
     """`atp` for a model with learned rates, which encode the shifts of the source clients; else `none`."""
     return "none" if missing(create("atp"), model) else "atp"
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch raises either, depending on how it was built
+        raise SettingsError(f"ACCLIMATE_DEVICE: {name} is not there: {str(error).splitlines()[0]}") from error
+
+
+def _configurations(settings: Settings, model: FrozenModel) -> Configurations:
+    try:
+        configurations = Configurations(settings.adapter or default_adapter(model), settings.adapter_options)
+        require(configurations.adapter(configurations.default), model)
+    except ConfigurationError as error:
+        raise SettingsError(f"ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: {error}") from error
+    return configurations
+
+
+def _limits(settings: Settings) -> Limits:
+    limits = Limits(inline_max=settings.inline_max, state_ttl_ms=settings.state_ttl_s * 1000)
+    try:
+        check_windows(limits, longest_request_ms=settings.request_timeout_ms, retry_window_ms=RETRY_WINDOW_MS)
+    except ValueError as error:
+        raise SettingsError(f"ACCLIMATE_STATE_TTL_S, ACCLIMATE_REQUEST_TIMEOUT_MS: {error}") from error
+    return limits
+
+
+def _connect(url: str) -> BlockingConnectionPool:
+    try:
+        pool = connect(url)
+        pool.connection_class(**pool.connection_kwargs)  # not connected yet, but it takes or refuses every option
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"ACCLIMATE_REDIS_URL: {error}") from error
+    return pool

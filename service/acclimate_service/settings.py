@@ -1,10 +1,15 @@
 """All settings of the service: environment variables with the prefix ACCLIMATE_."""
 
+import os
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as UnparsableSetting
+
+PREFIX: Final = "ACCLIMATE_"
 
 
 class SettingsError(Exception):
@@ -14,7 +19,7 @@ class SettingsError(Exception):
 class Settings(BaseSettings):
     """One field per variable: `ACCLIMATE_REDIS_URL` and so on."""
 
-    model_config = SettingsConfigDict(env_prefix="ACCLIMATE_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
     redis_url: str | None = None
     """`redis://` or `unix://` URL; without one the service runs a private Redis of its own in `data_dir`."""
@@ -40,13 +45,13 @@ class Settings(BaseSettings):
     allowed_imports: tuple[str, ...] = ()
     """Architectures `module:callable` that bundles may use beside the registered ones, as a JSON list."""
 
-    tenant: str = Field("default", pattern=r"^[A-Za-z0-9._~-]{1,64}$")
+    tenant: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}$")
     """Name under which all clients of this deployment are kept."""
 
     secret: str = ""
     """Key of the fingerprints that request bodies leave in Redis; the same on all replicas."""
 
-    device: str = "cpu"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Torch device: `cpu`, `cuda` or `cuda:<n>`."""
 
     threads: int | None = Field(None, ge=1)
@@ -61,6 +66,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(32 * 2**20, ge=1)
     """Largest request body."""
 
+    max_state_bytes: int = Field(256 * 2**20, ge=1)
+    """Largest state that may be imported."""
+
     max_images: int = Field(256, ge=1)
     """Most images in one batch."""
 
@@ -68,7 +76,7 @@ class Settings(BaseSettings):
     """Most pixels of one encoded image."""
 
     max_waiting: int = Field(256, ge=1)
-    """Most batches that may wait for their turn; further ones are refused with 429."""
+    """Most batches that may be under way, from the reading of their body to their answer; further ones get 429."""
 
     request_timeout_ms: int = Field(30_000, ge=1, le=600_000)
     """Deadline of a request that names none of its own, and the longest one it may name."""
@@ -76,8 +84,14 @@ class Settings(BaseSettings):
     cache_bytes: int = Field(256 * 2**20, ge=0)
     """Memory for the states of recent clients."""
 
-    inline_max: int = Field(128 * 2**10, ge=0)
+    inline_max: int = Field(128 * 2**10, ge=1)
     """Largest state in bytes that is written in one piece; larger ones are cut into chunks."""
+
+    round_interval_s: float | None = Field(None, ge=1)
+    """Seconds between two federated rounds of clients with `fed_ade`, `layers="all"`; by default none are run."""
+
+    round_clients: int = Field(64, ge=1, le=1024)
+    """Most clients that take part in a round."""
 
     state_ttl_s: int = Field(7 * 86_400, ge=60)
     """Seconds after its last batch when a client's state expires."""
@@ -87,12 +101,27 @@ def read_settings(**overrides: Any) -> Settings:
     """Settings from the environment.
 
     Raises:
-        SettingsError: one line per wrong variable.
+        SettingsError: one line per wrong variable. One that does not exist is wrong too: a misspelt setting would
+            otherwise silently keep its default.
     """
+    strangers = [_stranger(name) for name in sorted(os.environ) if name.startswith(PREFIX) and not _is_setting(name)]
+    if strangers:
+        raise SettingsError("\n".join(strangers))
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        lines = [f"ACCLIMATE_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()]
+        lines = [f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}, not {e['input']!r}" for e in error.errors()]
         raise SettingsError("\n".join(lines)) from None
-    except ValueError as error:  # a JSON value that is none
-        raise SettingsError(str(error)) from None
+    except UnparsableSetting as error:
+        field = next((name for name in Settings.model_fields if f'"{name}"' in str(error)), "")
+        raise SettingsError(f"{PREFIX}{field.upper()}: the value must be JSON: {error.__cause__}") from None
+
+
+def _is_setting(variable: str) -> bool:
+    return variable.removeprefix(PREFIX).lower() in Settings.model_fields
+
+
+def _stranger(variable: str) -> str:
+    known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+    near = get_close_matches(variable, known, n=1)
+    return f"{variable}: there is no such setting; " + (f"did you mean {near[0]}?" if near else ", ".join(known))

@@ -20,13 +20,14 @@ from acclimate_service.state import (
     Committed,
     Conflict,
     Gone,
+    Head,
     Limits,
     Loaded,
     Mismatch,
     Moved,
     Replay,
+    StateError,
     StateStore,
-    StoreUnavailable,
     Used,
 )
 from acclimate_service.telemetry import Telemetry
@@ -34,12 +35,37 @@ from acclimate_service.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The state a batch is to be computed from, and how it was found: warm, restored, reset or cold."""
+    """The state a batch is to be computed from.
+
+    Args:
+        basis: the point of the client's history that it stands for.
+        configuration: which adapter goes on with it.
+        state: the state.
+        status: how it was found: warm, restored, reset or cold.
+        remembered: True if Redis was not asked, so that other replicas may have gone on since, or deleted the client.
+    """
 
     basis: Basis
     configuration: str
     state: State
     status: str
+    remembered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a request makes of a client, ready to be committed.
+
+    Args:
+        configuration: which adapter goes on with the state.
+        state: the new state, and `data`, its bytes.
+        answer: JSON of what the caller gets, and whoever repeats the request.
+    """
+
+    configuration: str
+    state: State
+    data: bytes
+    answer: bytes
 
 
 class ClientStates:
@@ -64,6 +90,11 @@ class ClientStates:
         self._telemetry = telemetry
 
     @property
+    def model(self) -> str:
+        """Content hash of the model."""
+        return self._scope
+
+    @property
     def tries(self) -> int:
         """How often a batch is computed anew when other replicas' changes come between."""
         return self._limits.tries
@@ -73,13 +104,13 @@ class ClientStates:
         await asyncio.sleep(random.uniform(0, self._limits.jitter_ms) / 1000)
 
     def cached(self, client: ClientScope) -> Found | None:
-        """The state in memory, if it is surely still alive in Redis."""
+        """The state in memory, if it is surely still alive in Redis; a commit proves whether it is the newest."""
         entry = self._cache.get(client.client, time.monotonic() - self._limits.state_ttl_ms / 2000)
         if entry is None:
             self._cache.drop(client.client)
             return None
         self._telemetry.loads.labels("memory").inc()
-        return Found(entry.basis, entry.configuration, entry.state, "warm")
+        return Found(entry.basis, entry.configuration, entry.state, "warm", remembered=True)
 
     async def find(
         self, client: ClientScope, rid: str, fingerprint: str, admission: str | None = None
@@ -109,51 +140,55 @@ class ClientStates:
                 return found
             loaded = found.loaded
 
-    async def commit(
-        self, client: ClientScope, attempt: Attempt, found: Found, state: State, sealed: bytes, answer: bytes
-    ) -> CommitOutcome:
-        """Make a batch durable: its state, marker and answer in one step.
+    async def look(self, client: ClientScope) -> Found:
+        """Read the newest state from Redis, for a request that changes nothing; raises as `find`."""
+        found = await self.find(client, "", "")
+        assert isinstance(found, Found)  # no request has an empty id, so nothing is ever replayed
+        return found
+
+    async def commit(self, client: ClientScope, attempt: Attempt, basis: Basis, change: Change) -> CommitOutcome:
+        """Make a change durable: its state, marker and answer in one step.
 
         Args:
             client: whose state.
             attempt: the request.
-            found: what the state was computed from.
-            state: the new state, and `sealed`, its bytes.
-            answer: what a retry gets.
+            basis: what the change was computed from.
+            change: what it makes of the client.
 
         Raises:
-            StateError: Redis failed; its `committed` says whether the batch may still have been applied.
+            StateError: Redis failed; its `committed` says whether the change may still have been applied.
         """
         try:
             outcome = await self._store.commit(
                 client,
                 self._scope,
-                found.basis,
+                basis,
                 attempt,
-                sealed,
-                adapter=state.adapter,
-                config=found.configuration,
-                answer=answer,
+                change.data,
+                adapter=change.state.adapter,
+                config=change.configuration,
+                answer=change.answer,
             )
-        except StoreUnavailable:
+        except StateError:
             self._cache.drop(client.client)
             raise
         self._telemetry.commits.labels(type(outcome).__name__.lower()).inc()
         if isinstance(outcome, Committed):
-            self._cache.put(client.client, Entry(outcome.basis, found.configuration, state, time.monotonic()))
+            self._cache.put(client.client, Entry(outcome.basis, change.configuration, change.state, time.monotonic()))
         else:
             self._cache.drop(client.client)
         self._telemetry.cache_bytes.set(self._cache.nbytes)
         return outcome
 
-    async def reset(self, client: ClientScope, attempt: Attempt, configuration: str = "") -> tuple[int, str]:
+    async def reset(self, client: ClientScope, attempt: Attempt, configuration: str = "") -> tuple[int, str] | None:
         """Take a client back to the global model, under another configuration if one is given.
 
         Returns:
-            The client's version, and whether the answer is "none" or that of an earlier request: "stored".
+            The client's version, and whether the answer is "none" or that of an earlier request: "stored". None: there
+            is no such client.
 
         Raises:
-            Problem: there is no such client, or the request was refused for its key.
+            Problem: the request was refused for its key.
             StateError: Redis failed.
         """
         self._cache.drop(client.client)
@@ -164,7 +199,7 @@ class ClientStates:
             case Replay(seq=seq):
                 return seq, "stored"
             case Absent() | Gone():
-                raise unknown(client)
+                return None
             case Mismatch() | Used():
                 raise refusal(outcome)
             case Conflict():
@@ -191,17 +226,41 @@ class ClientStates:
         stored = await self._store.describe(client, self._scope)
         if stored is None:
             raise unknown(client)
-        warm = self.cached(client)
-        in_memory = warm is not None and warm.basis.seq == stored.seq
+        entry = self._cache.get(client.client)
+        in_memory = entry is not None and entry.basis.seq == stored.seq
         state = {
             "version": stored.seq,
             "status": "reset" if stored.length == 0 else "warm" if in_memory else "restored",
             "bytes": stored.length,
             "tier": "memory" if in_memory else "redis",
         }
-        return {"adapter": self._configurations.adapter(stored.config).name, "state": state}
+        return {**self._configurations.describe(stored.config), "state": state}
+
+    async def head(self, client: ClientScope, rid: str, fingerprint: str) -> Replay | Head | None:
+        """Read from Redis: what became of the request, else the head of the client's state; None: there is none.
+
+        Raises:
+            Problem: the request was refused for its key.
+            StateError: Redis failed.
+        """
+        loaded = await self._store.load(client, self._scope, rid)
+        verdict = loaded.verdict(fingerprint)
+        if verdict is None or isinstance(verdict, Replay):
+            return verdict or loaded.head
+        raise refusal(verdict)
+
+    async def adapter_of(self, client: ClientScope) -> str:
+        """Name of the adapter a client runs, or would begin with."""
+        stored = await self._store.describe(client, self._scope)
+        adapter: str = self._configurations.describe(stored.config if stored else "")["adapter"]
+        return adapter
 
     async def _restore(self, client: ClientScope, loaded: Loaded) -> Found | Moved:
+        entry = self._cache.get(client.client)
+        if entry is not None and entry.basis == loaded.basis:
+            self._telemetry.loads.labels("memory").inc()
+            return Found(entry.basis, entry.configuration, entry.state, "warm")
+        self._cache.drop(client.client)
         head = loaded.head
         configuration = head.config if head else self._configurations.default
         restored = await self._store.read_state(client, head) if head else None

@@ -1,10 +1,11 @@
 """A real network with everything a source can carry, and real image streams."""
 
+import copy
 import importlib.util
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from acclimate_adapters import Anchors, FrozenModel, Source
+from acclimate_adapters import Anchors, FrozenModel, Source, Step, create
+from acclimate_adapters.moments import source_moments
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -57,7 +59,7 @@ def network(golden: ModuleType) -> nn.Module:
 
 
 @pytest.fixture(scope="session")
-def source_quantities(network: nn.Module) -> Mapping[str, Any]:
+def source_quantities(network: nn.Module, golden: ModuleType) -> Mapping[str, Any]:
     """Every quantity a source can carry, by name: those of the golden data, prototypes and anchors from its images."""
     counts = np.load(GOLDEN / "A/bbse.npz")
     fedthe = np.load(GOLDEN / "A/fedthe.npz")
@@ -73,6 +75,7 @@ def source_quantities(network: nn.Module) -> Mapping[str, Any]:
         "prototypes": torch.stack([features[labels == k].mean(0) for k in range(10)]),
         "descriptor": torch.from_numpy(fedthe["h_global"]),
         "anchors": Anchors(images[:100], labels[:100]),
+        "moments": golden.source_quantities(GOLDEN / "A")["moments"],
     }
 
 
@@ -96,6 +99,19 @@ def model(make_model: Callable[..., FrozenModel]) -> FrozenModel:
     return make_model()
 
 
+@pytest.fixture
+def cuda_model(
+    network: nn.Module, source_quantities: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> FrozenModel:
+    """The network on a CUDA device, where products keep all digits of single precision."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    for products in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):
+        monkeypatch.setattr(products, "fp32_precision", "ieee")  # no TF32
+    net = copy.deepcopy(network).cuda()
+    return FrozenModel.from_module(net, classifier="linear5", source=Source(**source_quantities))
+
+
 @pytest.fixture(scope="session")
 def logit_model() -> Callable[..., FrozenModel]:
     """A model in float64 whose features and logits are its input [B, K]: `logit_model([0.5, 0.5], confusion=...)`."""
@@ -114,3 +130,64 @@ def double_model(golden: ModuleType) -> FrozenModel:
     """The network in double precision, for oracles that are compared digit by digit."""
     result: FrozenModel = golden.load_model(GOLDEN / "A", "rates.json", torch.float64)
     return result
+
+
+@pytest.fixture(scope="session")
+def follow() -> Callable[..., list[Step]]:
+    """The steps of a fresh client: `follow("balanced", model, batches, memory=0.9)`."""
+
+    def steps(name: str, model: FrozenModel, batches: Iterable[Tensor], **hyperparameters: Any) -> list[Step]:
+        adapter = create(name, **hyperparameters)
+        state, taken = adapter.init(model), []
+        for batch in batches:
+            taken.append(adapter.step(model, state, batch))
+            state = taken[-1].state
+        return taken
+
+    return steps
+
+
+@pytest.fixture(scope="session")
+def small_net() -> Callable[..., nn.Sequential]:
+    """BatchNorm over maps and over vectors, with running statistics unlike the moments of `small_rows`."""
+
+    def make(classes: int = 3, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+        generator = torch.Generator().manual_seed(5)
+        body = OrderedDict(bn1=nn.BatchNorm2d(2), relu1=nn.ReLU(), flat=nn.Flatten(), linear=nn.Linear(18, 5))
+        tail = OrderedDict(bn2=nn.BatchNorm1d(5), relu2=nn.ReLU(), head=nn.Linear(5, classes))
+        net = nn.Sequential(body | tail)
+        for tensor in net.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.7)
+        for norm in (net.bn1, net.bn2):
+            norm.running_var.abs_().add_(0.3)
+        return net.eval().to(dtype)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_rows() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Images for `small_net` whose mean depends on their class, and their classes: `small_rows(20, seed=1)`."""
+
+    def make(n: int, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.arange(n) % classes
+        images = torch.randn(n, 2, 3, 3, generator=generator, dtype=torch.float64)
+        return images + labels.reshape(-1, 1, 1, 1) * torch.tensor([0.6, -0.4]).reshape(1, 2, 1, 1), labels
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_model(small_net: Any, small_rows: Any) -> Callable[..., FrozenModel]:
+    """`small_net`, or another network, with the moments of `small_rows`, some of them changed."""
+
+    def make(net: nn.Module | None = None, prior: Any = (0.5, 0.3, 0.2), **changes: Any) -> FrozenModel:
+        net, weights = net or small_net(len(prior)), torch.tensor(prior, dtype=torch.float64)
+        bare = FrozenModel.from_module(net, classifier="head", source=Source(prior=weights))
+        moments = source_moments(bare, [small_rows(40 * len(prior), len(prior), seed=9)])
+        source = Source(prior=weights, moments={**moments, **changes})
+        return FrozenModel.from_module(net, classifier="head", source=source)
+
+    return make

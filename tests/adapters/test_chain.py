@@ -17,11 +17,11 @@ from acclimate_adapters import (
     StateMismatch,
     UnknownAdapter,
     create,
+    schema,
 )
 from acclimate_adapters.atp import Atp
 from acclimate_adapters.chain import Chain, chain
 from acclimate_adapters.em import Em
-from acclimate_adapters.registry import schema
 
 PRIORS = ("bbse", "em", "fedcal")
 WINDOW = {"fedcal": {"window": 50}}
@@ -143,7 +143,7 @@ def test_unknown_part_is_refused_with_those_there_are(name: str) -> None:
         ({"bbse": {}}, "not bbse={}"),
         ({"atp": "online"}, "not atp='online'"),
         ({"em": {"stepz": 3}}, "adapter 'em' has no hyper-parameter stepz"),
-        ({"em": {"steps": 0}}, "steps=0: use a integer from 1 to 1000"),
+        ({"em": {"steps": 0}}, "steps=0: use an integer from 1 to 1000"),
     ],
 )
 def test_wrong_hyperparameters_are_refused_with_what_is_accepted(

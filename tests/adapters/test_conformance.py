@@ -59,6 +59,7 @@ class Enrolling:
 
 
 PERSONAL_HEAD = "the personal head always has its say"
+NOTHING_BENDS = {"style_rows": 1e9, "shrinkage": 1e9, "prior_rows": 1e9}  # the training side outweighs any client
 ALL_ALIKE = torch.full((10, 10), 0.1)  # a confusion matrix that says nothing, so that no prior is estimated
 NO_PRIOR_IS_EXACT = "the prior estimated from a few rows is never exactly that of the training data"
 BATCH_NORM_STAYS_ON = "it normalises by the batch whatever its step size"
@@ -74,6 +75,8 @@ EXAMPLES = [
         {"atp": {"mode": "online"}, "fedcal": {"estimator": "fm", "window": 50}},
         neutral=({}, {"rates": {}, "prototypes": torch.zeros(10, 64)}),
     ),
+    Example("balanced", neutral=(NOTHING_BENDS, {})),
+    Example("balanced", {"memory": 0.9, "restart": "off"}, neutral=(NOTHING_BENDS, {})),
     Example("bbse", {"mode": "hard"}, neutral=({}, {"confusion": ALL_ALIKE})),
     Example("bbse", {"mode": "soft", "solver": "pinv"}, neutral=({}, {"confusion": ALL_ALIKE})),
     Example("bn_adapt", neutral=({"prior_strength": 1e9}, {})),
@@ -253,6 +256,22 @@ def test_guarded_step_is_the_step_when_nothing_goes_wrong(
     )
     assert same(plain.logits, guarded.logits)
     assert guarded.signals["fallback"] == 0
+
+
+@pytest.mark.gpu
+@each_example
+def test_a_cuda_device_answers_as_the_cpu(
+    example: Example, model: FrozenModel, cuda_model: FrozenModel, streams: Tensor
+) -> None:
+    adapter = example.create()
+    here, there = adapter.init(model), adapter.init(cuda_model)
+    for batch in streams[0, :3]:
+        expected, step = adapter.step(model, here, batch), adapter.step(cuda_model, there, batch)
+        assert step.logits.is_cuda
+        torch.testing.assert_close(step.logits.cpu().softmax(-1), expected.logits.softmax(-1), rtol=0, atol=2e-3)
+        here, there = expected.state, State.from_bytes(step.state.to_bytes())  # whose tensors are on the CPU
+    assert here.nbytes == there.nbytes
+    assert bool(adapter.step(cuda_model, here, streams[0, 3]).logits.isfinite().all())  # a client that changed replica
 
 
 @each_example

@@ -34,7 +34,7 @@ def softmax(row: list[float]) -> list[float]:
 
 
 def by_hand(logits: Tensor, p_s: list[float], steps: int) -> tuple[list[float], list[list[float]]]:
-    """Saerens et al., Eq. 2.9 and 2.4, one number at a time."""
+    """E-step and M-step one number at a time, and the posteriors under their prior."""
     posteriors = [softmax(row) for row in logits.tolist()]
 
     def expect(q: list[float]) -> list[list[float]]:
@@ -49,7 +49,7 @@ def by_hand(logits: Tensor, p_s: list[float], steps: int) -> tuple[list[float], 
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_prior_and_posteriors_follow_saerens_equations_2_9_and_2_4(logit_model: MakeModel, steps: int) -> None:
+def test_prior_and_posteriors_follow_the_e_and_m_steps_in_scalar_loops(logit_model: MakeModel, steps: int) -> None:
     logits = rows(9, 3)
     step = em_step(logit_model(P_S), logits, steps=steps)
     q, posteriors = by_hand(logits, P_S, steps)

@@ -226,6 +226,11 @@ def test_rates_and_sizes_out_of_range_are_refused(wrong: dict[str, Any]) -> None
         create("fed_ade", **wrong)
 
 
+def test_rounds_need_gradients_which_the_head_alone_does_not() -> None:
+    assert create("fed_ade").needs == {"anchors", "confusion"}
+    assert create("fed_ade", layers="all").needs == {"anchors", "confusion", "gradients"}
+
+
 def test_model_without_anchors_or_matrix_is_refused_at_the_start(
     make_model: Callable[..., FrozenModel], source_quantities: Mapping[str, Any]
 ) -> None:

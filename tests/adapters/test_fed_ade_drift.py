@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from acclimate_adapters.fed_ade import cosine_distance, mean_direction, measure_drift
+from acclimate_adapters.fed_ade import cosine_distance, mean_unit_feature, measure_drift
 
 Vector = list[float]
 
@@ -99,7 +99,7 @@ def test_thousand_classes_start_near_the_largest_rate() -> None:
 
 def test_zero_feature_vectors_are_left_out_of_the_mean_direction() -> None:
     features = tensor([3.0, 4.0], [0.0, 0.0], [9e-13, 0.0], [0.0, 2.0])
-    assert mean_direction(features).tolist() == pytest.approx([0.3, 0.9])
+    assert mean_unit_feature(features).tolist() == pytest.approx([0.3, 0.9])
 
 
 def test_batch_of_zero_features_takes_the_smallest_rate_and_keeps_the_last_direction() -> None:

@@ -182,6 +182,14 @@ def test_unshifted_stream_keeps_the_predicted_classes(logit_model: MakeModel, es
     torch.testing.assert_close(step.logits.exp(), logits.softmax(-1), rtol=0, atol=1e-9)
 
 
+def test_prior_equal_to_that_of_training_keeps_every_posterior(logit_model: MakeModel) -> None:
+    logits = rows(20, 3)
+    (step,) = run(logit_model(P_S, prototypes=torch.zeros(3, 3)), [logits], estimator="fm")  # nothing to match
+    np.testing.assert_allclose(prior_of(step), P_S, atol=1e-12)
+    torch.testing.assert_close(step.logits.exp(), logits.softmax(-1), rtol=0, atol=1e-12)
+    assert torch.equal(step.logits.argmax(-1), logits.argmax(-1))
+
+
 @pytest.mark.parametrize("estimator", ["pl", "em", "fm"])
 def test_permuting_the_classes_permutes_the_prior(logit_model: MakeModel, estimator: str) -> None:
     logits, order, prototypes = rows(20, 3), [2, 0, 1], rows(3, 3, 4)

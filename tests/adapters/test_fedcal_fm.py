@@ -78,4 +78,4 @@ def test_matching_features_needs_prototypes_as_wide_as_the_features(logit_model:
     with pytest.raises(MissingSource, match="prototypes"):
         adapter.init(logit_model(P_S))
     with pytest.raises(ConfigurationError, match="5 features, the network 3"):
-        adapter.init(logit_model(P_S, prototypes=rows(3, 5)))
+        logit_model(P_S, prototypes=rows(3, 5))

@@ -269,13 +269,13 @@ def test_unusable_enrolment_is_refused(
         create(name).init(model, **spoil(enrolment))
 
 
-def test_model_without_a_global_descriptor_is_refused(make_model: Callable[..., FrozenModel], streams: Tensor) -> None:
-    adapter, model = create("fedthe"), make_model(descriptor=None)
+@pytest.mark.parametrize("name", ["fedthe", "fedthe_plus"])
+def test_model_without_a_global_descriptor_is_refused(name: str, make_model: Callable[..., FrozenModel]) -> None:
+    adapter, model = create(name), make_model(descriptor=None)
     with pytest.raises(MissingSource, match="descriptor"):
         require(adapter, model)
-    state = adapter.init(model, personal_head=torch.zeros(10, 64), descriptor=torch.zeros(64))
     with pytest.raises(MissingSource, match="descriptor"):
-        adapter.step(model, state, streams[0, 0])
+        adapter.init(model)
 
 
 def test_enrolled_tensors_are_copies(model: FrozenModel) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from acclimate_adapters.functional import batch_statistics, entropy, project_to_simplex
+from acclimate_adapters import InputError
+from acclimate_adapters.functional import batch_statistics, class_labels, entropy, project_to_simplex
 
 vectors = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6)
 
@@ -36,6 +37,32 @@ def test_batch_statistics_are_the_mean_and_unbiased_variance_of_every_channel(sh
         v = sum((value - m) ** 2 for value in values) / (len(values) - 1)
         assert float(mean[c]) == pytest.approx(m, abs=1e-12)
         assert float(variance[c]) == pytest.approx(v, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_entropy_and_statistics_of_half_precision_are_computed_in_single(dtype: torch.dtype) -> None:
+    x = (300 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))).to(dtype)  # squares overflow float16
+    mean, variance = batch_statistics(x)
+    torch.testing.assert_close((mean, variance), batch_statistics(x.float()), rtol=0, atol=0)
+    faint = torch.zeros(1000, dtype=dtype)
+    faint[0] = 20  # the others have a probability that float16 rounds to 0
+    torch.testing.assert_close(entropy(faint), entropy(faint.float()), rtol=0, atol=0)
+    assert entropy(faint).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (torch.tensor([0, 3]), "these run from 0 to 3"),
+        (torch.tensor([-1, 1]), "these run from -1 to 1"),
+        (torch.tensor([0.0, 1.0]), "these are torch.float32"),
+        (torch.tensor([0, 1, 2]), r"of shape \[3\]"),
+        (torch.tensor([[0], [1]]), r"of shape \[2, 1\]"),
+    ],
+)
+def test_labels_that_fit_no_batch_are_refused_with_what_is_wanted(labels: torch.Tensor, reason: str) -> None:
+    with pytest.raises(InputError, match=f"2 labels are needed, int64, from 0 to 2; .*{reason}"):
+        class_labels(labels, 2, 3)
 
 
 def test_batch_statistics_are_those_that_batch_norm_stores() -> None:

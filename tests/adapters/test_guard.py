@@ -53,6 +53,75 @@ def test_step_that_went_wrong_answers_frozen_and_keeps_the_state(
     assert torch.equal(step.logits, model.frozen(streams[0, 0]).logits)
 
 
+def without_frozen_logits(step: Step) -> Step:
+    return replace(collapse(step), frozen_logits=None)
+
+
+def test_adapter_without_frozen_logits_is_judged_by_a_frozen_pass_of_its_own(
+    model: FrozenModel, streams: Tensor
+) -> None:
+    adapter = Broken(without_frozen_logits)
+    state = adapter.init(model)
+    step = guarded_step(adapter, model, state, streams[0, 0])
+    assert step.state is state
+    assert step.signals["fallback"] == step.signals["collapsed"] == 1
+    assert torch.equal(step.logits, model.frozen(streams[0, 0]).logits)
+
+
+@pytest.mark.parametrize("name", ["bn_adapt", "fed_ade", "shot", "tent"])
+def test_every_adapter_without_frozen_logits_passes_the_collapse_check_on_real_batches(
+    name: str, model: FrozenModel, streams: Tensor
+) -> None:
+    adapter = create(name, **({"layers": "all"} if name == "fed_ade" else {}))
+    plain = adapter.step(model, adapter.init(model), streams[0, 0])
+    assert plain.frozen_logits is None
+    step = guarded_step(adapter, model, adapter.init(model), streams[0, 0])
+    assert step.signals["fallback"] == step.signals["collapsed"] == 0
+    assert torch.equal(step.logits, plain.logits)
+
+
+def test_tent_whose_layers_have_collapsed_answers_frozen(model: FrozenModel, streams: Tensor) -> None:
+    adapter, frozen = create("tent"), model.frozen(streams[0, 0]).logits
+    rarest = frozen.argmax(-1).bincount(minlength=10).argmin()
+    towards = 50 * model.tensor("linear5.weight")[rarest]  # what bn4 adds to every feature, before a ReLU
+    state = adapter.init(model)
+    state = replace(state, tensors={**state.tensors, "bn4.bias": towards})
+    assert adapter.step(model, state, streams[0, 0]).logits.argmax(-1).unique().tolist() == [int(rarest)]
+    step = guarded_step(adapter, model, state, streams[0, 0])
+    assert step.signals["fallback"] == step.signals["collapsed"] == 1
+    assert step.state is state
+    assert torch.equal(step.logits, frozen)
+
+
+UNDECIDED = torch.tensor([[1.0, 0.8, 0.0]] * 9 + [[0.8, 1.0, 0.0]] * 11, dtype=torch.float64)  # class 1 by a hair
+PAST = torch.tensor([[9.0, 0.0, 0.0]] * 100, dtype=torch.float64)  # a window of class 0
+
+
+def test_all_predictions_of_one_class_by_a_prior_correction_are_counted_and_not_held_against_it(
+    logit_model: Callable[..., FrozenModel],
+) -> None:
+    model, adapter = logit_model([1 / 3] * 3), create("fedcal")
+    state = adapter.step(model, adapter.init(model), PAST).state
+    step = guarded_step(adapter, model, state, UNDECIDED)
+    assert step.logits.argmax(-1).unique().tolist() == [0]
+    assert step.signals["collapsed"] == 1
+    assert step.signals["fallback"] == 0
+    assert step.state.step == state.step + 1
+    for _ in range(5):  # the window heals by itself, for it took the batch in
+        step = guarded_step(adapter, model, step.state, 4 * UNDECIDED)
+    assert step.signals["collapsed"] == 0
+
+
+def test_chain_is_judged_by_the_answer_of_its_weights(logit_model: Callable[..., FrozenModel]) -> None:
+    model, adapter = logit_model([1 / 3] * 3, rates={}), create("atp+fedcal")
+    state = adapter.step(model, adapter.init(model), PAST).state
+    step = guarded_step(adapter, model, state, UNDECIDED)
+    assert step.logits.argmax(-1).unique().tolist() == [0]
+    assert step.signals["collapsed"] == 1
+    assert step.signals["fallback"] == 0
+    assert step.state.step == state.step + 1
+
+
 def one_class(rows: int, k: int, logit: float = 9.0) -> Tensor:
     logits = torch.zeros(rows, 4)
     logits[:, k] = logit

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, InputError, Source, create
+from acclimate_adapters.functional import keyed_generator
 from acclimate_adapters.memo import fine_tune, marginal_entropy
 from acclimate_adapters.model import Pass
-from acclimate_adapters.views import sample_generator, views
+from acclimate_adapters.views import views
 
 
 def test_equations_1_and_2_against_scalar_loops() -> None:
@@ -28,7 +29,7 @@ def test_equation_3_against_a_plain_optimizer(
     step = adapter.step(double_model, adapter.init(double_model), x)
     for row, image in enumerate(x):
         net = copy.deepcopy(network).double().eval()
-        augmented = views(image, 8, sample_generator(7, 0, row))
+        augmented = views(image, 8, keyed_generator(7, 0, row))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
         for _ in range(steps):
             p_bar = net(augmented).softmax(1).mean(0)
@@ -39,7 +40,7 @@ def test_equation_3_against_a_plain_optimizer(
 
 
 def test_one_step_lowers_the_entropy_it_descends(model: FrozenModel, streams: Tensor) -> None:
-    augmented = views(streams[0, 0, 0], 16, sample_generator(0, 0, 0))
+    augmented = views(streams[0, 0, 0], 16, keyed_generator(0, 0, 0))
     before = marginal_entropy(model.frozen(augmented))
     after = marginal_entropy(model.adapted(augmented, fine_tune(model, augmented, lr=1e-3, steps=1)))
     assert float(after) < float(before)

@@ -218,6 +218,27 @@ def test_prior_of_another_class_count_is_refused() -> None:
         FrozenModel.from_module(small_net(), classifier="head", source=Source(prior=torch.full((4,), 0.25)))
 
 
+@pytest.mark.parametrize("quantity", [{"prototypes": torch.zeros(3, 15)}, {"descriptor": torch.zeros(15)}], ids=str)
+def test_source_quantity_of_another_feature_width_is_refused(quantity: dict[str, Tensor]) -> None:
+    with pytest.raises(ConfigurationError, match="15 features, the network 16"):
+        freeze(small_net(), **quantity)
+
+
+def test_direction_counts_the_channels_that_are_constant_in_the_batch() -> None:
+    model = freeze(small_net())
+    assert model.direction(torch.full((5, 1, 8, 8), 0.3)).constant == 4
+    assert model.direction(torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))).constant == 0
+
+
+def test_one_class_is_refused() -> None:
+    net = nn.Sequential()
+    net.add_module("head", nn.Linear(4, 1))
+    with pytest.raises(ConfigurationError, match="at least 2"):
+        Source(prior=torch.ones(1))
+    with pytest.raises(ConfigurationError, match="2 classes, the network 1"):  # a binary model of a single logit
+        FrozenModel.from_module(net, classifier="head", source=Source(prior=torch.tensor([0.5, 0.5])))
+
+
 def test_rate_of_an_unknown_module_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"conv\.wieght"):
         freeze(small_net(), rates={"conv.wieght": 0.1})

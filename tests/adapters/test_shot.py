@@ -21,7 +21,7 @@ def random_batch(seed: int, b: int = 12, d: int = 4, k: int = 5, sharpness: floa
 
 
 def refined_oracle(features: Array, p: Array) -> list[int]:
-    """Equations 4 to 6 by the authors' rules, in scalar loops."""
+    """Equations 2 to 4 by the authors' rules, in scalar loops."""
     rows = [[*map(float, f), 1.0] for f in features]
     rows = [[v / math.sqrt(sum(u * u for u in row)) for v in row] for row in rows]
     weights, labels = [list(map(float, row)) for row in p], [int(np.argmax(row)) for row in p]
@@ -39,7 +39,7 @@ def refined_oracle(features: Array, p: Array) -> list[int]:
 
 
 def soft_oracle(features: Array, p: Array) -> list[int]:
-    """Equations 4 and 5 with column-normalised predictions and Euclidean distances, in scalar loops."""
+    """Equations 2 and 3 with column-normalised predictions and Euclidean distances, in scalar loops."""
     (b, d), k = features.shape, p.shape[1]
     total = [sum(p[i, c] for i in range(b)) for c in range(k)]
     centroids = [[sum(p[i, c] / total[c] * features[i, j] for i in range(b)) for j in range(d)] for c in range(k)]
@@ -48,7 +48,7 @@ def soft_oracle(features: Array, p: Array) -> list[int]:
     ]
 
 
-def test_equation_3_against_scalar_loops() -> None:
+def test_equation_1_against_scalar_loops() -> None:
     _, logits = random_batch(0)
     p = [[math.exp(z) / sum(map(math.exp, row)) for z in row] for row in logits.tolist()]
     q = [sum(row[k] for row in p) / len(p) for k in range(5)]
@@ -60,14 +60,14 @@ def test_equation_3_against_scalar_loops() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_equations_4_to_6_by_the_authors_rules_against_scalar_loops(seed: int) -> None:
+def test_equations_2_to_4_by_the_authors_rules_against_scalar_loops(seed: int) -> None:
     features, logits = random_batch(seed, k=8)
     p = logits.softmax(1)
     assert refined_labels(features, p).tolist() == refined_oracle(features.numpy(), p.numpy())
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_equations_4_and_5_by_the_soft_rule_against_scalar_loops(seed: int) -> None:
+def test_equations_2_and_3_by_the_soft_rule_against_scalar_loops(seed: int) -> None:
     features, logits = random_batch(seed, sharpness=0.5)
     p = logits.softmax(1)
     assert soft_labels(features, p).tolist() == soft_oracle(features.numpy(), p.numpy())
@@ -92,7 +92,7 @@ def test_a_class_whose_probability_underflows_leaves_the_soft_rule_finite() -> N
 
 
 @pytest.mark.parametrize("centroids", ["refined", "soft"])
-def test_equation_7_and_the_step_against_a_plain_optimizer(
+def test_equations_5_and_6_against_a_plain_optimizer(
     centroids: str, double_model: FrozenModel, network: nn.Module, streams: Tensor
 ) -> None:
     net = copy.deepcopy(network).double().train()

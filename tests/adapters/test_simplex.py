@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from acclimate_adapters import NumericalError
 from acclimate_adapters.simplex import condition_number, minimise_non_negative, nearest_mixture
 
 
@@ -117,6 +118,11 @@ def test_pivoting_ends_where_exchanging_all_violations_at_once_would_cycle() -> 
     y = minimise_non_negative(q)
     assert float((q @ y - 1).min()) > -1e-12
     assert float((y * (q @ y - 1)).abs().max()) < 1e-12
+
+
+def test_target_too_far_away_to_tell_the_columns_apart_is_a_numerical_error() -> None:
+    with pytest.raises(NumericalError, match="cannot be told apart"):
+        nearest_mixture(torch.eye(3), torch.full((3,), 1e30))
 
 
 def test_condition_number_is_the_ratio_of_the_axes() -> None:

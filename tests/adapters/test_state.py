@@ -32,6 +32,13 @@ def test_strided_tensors_are_stored_as_their_values() -> None:
     assert torch.equal(State.from_bytes(State("a", 1, "f", 0, {"t": strided}).to_bytes()).tensors["t"], strided)
 
 
+def test_tensors_that_share_memory_are_stored_each_for_itself() -> None:
+    memory = torch.arange(6.0)
+    state = State("a", 1, "f", 0, {"whole": memory, "again": memory, "part": memory[2:4]})
+    loaded = State.from_bytes(state.to_bytes())
+    assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in state.tensors.items())
+
+
 @pytest.mark.parametrize(
     "damage",
     [

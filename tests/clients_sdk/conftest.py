@@ -67,6 +67,16 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(body=known | predictions(request) | {"state": state, "request_id": "r-1"})
     if request.path.endswith("/reset"):
         return Reply(body=known | {"state": state | {"status": "reset"}})
+    if request.path.endswith("/enroll"):
+        return Reply(body=known | {"enrolled": 2, "state": state})
+    if request.path.endswith("/state"):
+        exported = Reply(body=b"state", headers={"Content-Type": "application/octet-stream", "ETag": '"v5"'})
+        return exported if request.method == "GET" else Reply(body=known | {"state": state})
+    if request.method == "PUT":
+        wanted = json.loads(request.body)
+        return Reply(body=known | wanted | {"changed": True, "state": state | {"status": "reset"}})
+    if request.path == "/adapters":
+        return Reply(body={"model": MODEL, "adapters": [adapter_entry()]})
     if request.path == "/models":
         return Reply(body={"models": [known | catalogue_entry()]})
     if request.path.startswith("/v2/health/"):
@@ -91,6 +101,18 @@ def catalogue_entry() -> dict[str, Any]:
         "input": {"channels": 1, "height": 28, "width": 28},
         "adapters": {"atp": {"available": False, "missing": ["rates"]}, "none": {"available": True, "missing": []}},
         "default": True,
+    }
+
+
+def adapter_entry() -> dict[str, Any]:
+    return {
+        "name": "fedthe",
+        "description": "Mix the heads.",
+        "enrols": True,
+        "available": False,
+        "missing": ["descriptor"],
+        "hyperparameters": {"type": "object", "properties": {"alpha": {"type": "number"}}},
+        "later": 1,
     }
 
 
@@ -124,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
             step = Reply(503)
         self.send(step)
 
-    do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names http.server looks up
+    do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - the names http.server looks up
 
     def send(self, reply: Reply) -> None:
         content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()

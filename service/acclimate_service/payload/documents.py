@@ -20,16 +20,20 @@ _DTYPES = ("uint8", "float32")
 
 
 def decode_json(body: bytes, spec: InputSpec, limits: PayloadLimits) -> Batch:
-    """Read `{"images": [...], "layout"?: ..., "dtype"?: ...}`.
+    """Read `{"images": [...], "layout"?: ..., "dtype"?: ...}`; raises as `decode_document`."""
+    return decode_document(parse_document(body), spec, limits)
+
+
+def decode_document(document: dict[str, Any], spec: InputSpec, limits: PayloadLimits) -> Batch:
+    """Read what `parse_document` gave.
 
     Numbers are uint8 when all are integers and float32 when any is not, unless `dtype` says otherwise. Integers of
     which the largest is 1 could be either, so they need `dtype`.
 
     Raises:
-        PayloadError: `malformed_body` for what is not JSON, `invalid_request` for other fields, `wrong_shape`,
-            `wrong_dtype`, `ambiguous_dtype`, `out_of_range`, and what `canonical` and `decode_images` raise.
+        PayloadError: `invalid_request`, `wrong_shape`, `wrong_dtype`, `ambiguous_dtype`, `out_of_range`, and what
+            `canonical` and `decode_images` raise.
     """
-    document = _parse(body)
     images = document["images"]
     limits.check_count(len(images))
     kinds = set(map(type, images))
@@ -42,16 +46,22 @@ def decode_json(body: bytes, spec: InputSpec, limits: PayloadLimits) -> Batch:
     return canonical(Claim(elements, shape, document.get("layout")), spec, limits)
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse_document(body: bytes, *further: str) -> dict[str, Any]:
+    """The members of a JSON body, whose names are `images`, `layout`, `dtype` and the `further` ones.
+
+    Raises:
+        PayloadError: `malformed_body` for what is not JSON, `invalid_request` for other members.
+    """
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise PayloadError("malformed_body", f"the body is not valid JSON: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("images"), list):
         raise PayloadError("invalid_request", 'the body must be an object with a list: {"images": [...]}')
-    unknown = [name for name in document if name not in _FIELDS]
+    known = (*_FIELDS, *further)
+    unknown = [name for name in document if name not in known]
     if unknown:
-        detail = f"unknown field {unknown[0][:40]!r}; the fields are {', '.join(_FIELDS)}"
+        detail = f"unknown field {unknown[0][:40]!r}; the fields are {', '.join(known)}"
         raise PayloadError("invalid_request", detail)
     _check_choice(document, "layout", LAYOUTS)
     _check_choice(document, "dtype", _DTYPES)

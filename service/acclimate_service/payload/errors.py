@@ -6,6 +6,7 @@ PayloadCode = Literal[
     "ambiguous_dtype",
     "ambiguous_layout",
     "empty_batch",
+    "invalid_labels",
     "invalid_request",
     "malformed_body",
     "non_finite",

@@ -1,12 +1,75 @@
 """The state of every client, in Redis: exactly once, whatever fails.
 
-`StateStore` is the door; `connect` and `Wire` bring it to a Redis, `check` refuses one that could lose state.
+`Session` serves one client on one replica; `StateStore` is the door to Redis behind it. `connect` and `Wire` bring both
+to a Redis, `check` refuses one that could lose state.
 """
 
-from acclimate_service.state.checks import Durability, StoreFacts, check, check_windows, inspect
-from acclimate_service.state.errors import Effect, StateCorrupt, StateError, StoreFull, StoreUnavailable, StoreUnfit
-from acclimate_service.state.keys import ClientScope, fingerprint, new_id, random_rid
-from acclimate_service.state.limits import Limits
+from acclimate_service.state.checks import (
+    Durability,
+    StoreFacts,
+    check,
+    check_windows,
+    inspect,
+)
+from acclimate_service.state.claims import (
+    Claims,
+)
+from acclimate_service.state.context import (
+    Context,
+)
+from acclimate_service.state.entry import (
+    Batch,
+    Kind,
+)
+from acclimate_service.state.errors import (
+    ClientDeleted,
+    ClientUnknown,
+    Contended,
+    Effect,
+    JournalFull,
+    KeyReused,
+    KeyUsedBeforeDelete,
+    OtherModel,
+    RequestRunning,
+    StateCorrupt,
+    StateError,
+    StateUnreadable,
+    StepFailed,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnfit,
+)
+from acclimate_service.state.journal import (
+    Journal,
+)
+from acclimate_service.state.journal_records import (
+    Answered,
+    Appended,
+    Busy,
+    Fenced,
+    Flipped,
+    Full,
+    Opened,
+    Stale,
+    Undone,
+)
+from acclimate_service.state.keys import (
+    ClientScope,
+    fingerprint,
+    new_id,
+    random_rid,
+)
+from acclimate_service.state.limits import (
+    Limits,
+)
+from acclimate_service.state.machine import (
+    Applied,
+    Looked,
+    Machine,
+    Policy,
+    Request,
+    Start,
+)
 from acclimate_service.state.records import (
     Absent,
     Attempt,
@@ -20,6 +83,7 @@ from acclimate_service.state.records import (
     Gone,
     Head,
     Incomplete,
+    Lease,
     Loaded,
     Marker,
     Mismatch,
@@ -31,42 +95,82 @@ from acclimate_service.state.records import (
     Snapshot,
     Used,
 )
-from acclimate_service.state.store import StateStore
-from acclimate_service.state.wire import Wire, connect
+from acclimate_service.state.session import (
+    Session,
+)
+from acclimate_service.state.store import (
+    StateStore,
+)
+from acclimate_service.state.wire import (
+    Wire,
+    connect,
+)
 
 __all__ = [
     "Absent",
+    "Answered",
+    "Appended",
+    "Applied",
     "Attempt",
     "Basis",
+    "Batch",
+    "Busy",
+    "Claims",
+    "ClientDeleted",
     "ClientScope",
+    "ClientUnknown",
     "CommitOutcome",
     "Committed",
     "Conflict",
+    "Contended",
+    "Context",
     "DeleteOutcome",
     "Deleted",
     "Description",
     "Durability",
     "Effect",
+    "Fenced",
+    "Flipped",
+    "Full",
     "Gone",
     "Head",
     "Incomplete",
+    "Journal",
+    "JournalFull",
+    "KeyReused",
+    "KeyUsedBeforeDelete",
+    "Kind",
+    "Lease",
     "Limits",
     "Loaded",
+    "Looked",
+    "Machine",
     "Marker",
     "Mismatch",
     "Moved",
+    "Opened",
+    "OtherModel",
+    "Policy",
     "ReadOutcome",
     "Replay",
+    "Request",
+    "RequestRunning",
     "ResetOutcome",
     "Restored",
+    "Session",
     "Snapshot",
+    "Stale",
+    "Start",
     "StateCorrupt",
     "StateError",
     "StateStore",
+    "StateUnreadable",
+    "StepFailed",
     "StoreFacts",
     "StoreFull",
     "StoreUnavailable",
     "StoreUnfit",
+    "Undone",
     "Used",
     "Wire",
     "check",

@@ -15,6 +15,24 @@ class StateError(Exception):
         self.committed = committed
 
 
+class Doubt:
+    """Whether an earlier try of a change may still land; errors raised in its `with` block then say so too."""
+
+    def __init__(self) -> None:
+        self.committed: Effect = False
+
+    def learn(self, committed: Effect) -> None:
+        """Remember what one try left open."""
+        self.committed = self.committed or committed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StateError):
+            error.committed = error.committed or self.committed
+
+
 class StoreUnavailable(StateError):
     """Redis did not answer, or cannot take changes at present."""
 
@@ -25,6 +43,50 @@ class StoreFull(StateError):
 
 class StateCorrupt(StateError):
     """A stored state failed its verification; only a reset or a DELETE helps."""
+
+
+class JournalFull(StateError):
+    """The journal is at its cap, and no snapshot could make it shorter."""
+
+
+class StateUnreadable(StateError):
+    """A batch of the journal cannot be computed again; it is never skipped, since it may have been acknowledged."""
+
+
+class StepFailed(StateError):
+    """The adapter failed on this batch; the cause has the details."""
+
+
+class Contended(StateError):
+    """Other replicas' changes of this client kept coming between."""
+
+
+class ClientDeleted(StateError):
+    """The client was deleted while the request was under way."""
+
+
+class ClientUnknown(StateError):
+    """There is no such client."""
+
+
+class KeyReused(StateError):
+    """The idempotency key was used with another content."""
+
+
+class KeyUsedBeforeDelete(StateError):
+    """The idempotency key was used before the client was deleted."""
+
+
+class OtherModel(StateError):
+    """The idempotency key was used for another model, whose answer is not stored."""
+
+
+class RequestRunning(StateError):
+    """The request is being computed by another replica, which has `retry_after_ms` to finish it."""
+
+    def __init__(self, detail: str, retry_after_ms: int) -> None:
+        super().__init__(detail, "unknown")
+        self.retry_after_ms = retry_after_ms
 
 
 class StoreUnfit(StateError):

@@ -16,8 +16,15 @@ class Limits:
 
     Args:
         inline_max: largest state kept inside its head; a larger one becomes a chunked snapshot.
+        full_max: largest state written whole because its batch is larger still.
         chunk_bytes: size of a chunk; just below 1 MiB, where an allocator's next size class begins.
         read_chunks: chunks fetched per round trip when a snapshot is read.
+        lease_ms: how long the replica that writes a journal keeps others waiting, renewed by every entry.
+        steal_after_ms: longest wait for the lease of another replica.
+        journal_entries, journal_bytes: largest journal; above it batches are refused until a snapshot succeeds.
+        snapshot_entries: a snapshot is due at that many entries of the journal,
+        snapshot_replay_ms: or when replaying them takes that long,
+        snapshot_idle_ms: or when the client has been idle that long.
         upload_ttl_ms: life of an upload that nobody commits, renewed per chunk.
         state_ttl_ms: life of an idle client's state.
         key_ttl_ms: life of an idempotency marker.
@@ -34,8 +41,16 @@ class Limits:
     """
 
     inline_max: int = 128 * KIB
+    full_max: int = MIB
     chunk_bytes: int = 1_047_552
     read_chunks: int = 4
+    lease_ms: int = 3 * SECOND
+    steal_after_ms: int = SECOND
+    journal_entries: int = 256
+    journal_bytes: int = 64 * MIB
+    snapshot_entries: int = 64
+    snapshot_replay_ms: int = 2 * SECOND
+    snapshot_idle_ms: int = 30 * SECOND
     upload_ttl_ms: int = MINUTE
     state_ttl_ms: int = 7 * DAY
     key_ttl_ms: int = DAY

@@ -21,8 +21,8 @@ class Head:
 
     Args:
         model: content hash of the frozen model (16 hex digits).
-        seq: version, +1 per applied change; starts at 1.
-        tag: random id of the last change; the compare-and-set compares it.
+        seq: version, +1 per applied change; 0 in a journal that was opened but not written.
+        tag: random id of the last change, empty before the first; the compare-and-set compares it.
         base: version of the newest complete state.
         inline: sealed state, empty if there is none or it is in `snapshot`.
         length: bytes of the sealed state, 0 if there is none.
@@ -113,11 +113,15 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The request was applied before, as version `seq` of `model`; `answer` is None if it is no longer stored."""
+    """The request was applied before, as version `seq` of `model`; `answer` is None if it is not stored.
+
+    `life` is the life of the client that it belongs to.
+    """
 
     seq: int
     model: str
     answer: bytes | None
+    life: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +136,14 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Another change came first; `head` is what stands now (None: no state), so that no extra read is needed."""
+    """Another change came first; `head` is what stands now (None: no state), so that no extra read is needed.
+
+    `committed` is "unknown" if an earlier copy of the script had no reply and may still find what it expects.
+    """
 
     life: str
     head: Head | None
+    committed: Effect = False
 
     @property
     def basis(self) -> Basis:
@@ -157,7 +165,9 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """There is nothing to reset."""
+    """There is nothing to reset. `committed` is "unknown" if an earlier copy of the script had no reply."""
+
+    committed: Effect = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +175,14 @@ class Deleted:
     """The client is gone. `existed` is False if it had been before."""
 
     existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Whoever holds the journal open: its fence, and the milliseconds it has left."""
+
+    fence: str
+    ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +196,7 @@ class Loaded:
         marker, answer: of the request asked for; None if it was never applied, or the answer is no longer stored.
         head: None if there is no state in this model scope.
         touched: True if this read extended the TTLs.
+        lease: of the replica that writes the journal; None if nobody does.
     """
 
     life: str
@@ -187,6 +206,7 @@ class Loaded:
     answer: bytes | None
     head: Head | None
     touched: bool
+    lease: Lease | None = None
 
     @property
     def basis(self) -> Basis:
@@ -205,7 +225,7 @@ class Loaded:
             return Used()
         if self.marker.fingerprint != fingerprint:
             return Mismatch()
-        return Replay(self.marker.seq, self.marker.model, self.answer)
+        return Replay(self.marker.seq, self.marker.model, self.answer, self.life)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,17 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from functools import partial
 
 from acclimate_service.state import replies
 from acclimate_service.state.blob import Sealed, hashing, seal, unseal
-from acclimate_service.state.errors import StateCorrupt
+from acclimate_service.state.errors import Doubt, StateCorrupt
+from acclimate_service.state.journal import Journal
 from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import (
+    Absent,
     Attempt,
     Basis,
     CommitOutcome,
@@ -23,11 +26,10 @@ from acclimate_service.state.records import (
     Moved,
     ReadOutcome,
     ResetOutcome,
-    Snapshot,
 )
 from acclimate_service.state.scripts import COMMIT, DELETE, LOAD, RESET
 from acclimate_service.state.snapshots import Snapshots
-from acclimate_service.state.wire import Argument, Wire
+from acclimate_service.state.wire import Argument, Reply, Wire
 
 
 class StateStore:
@@ -36,7 +38,7 @@ class StateStore:
     A change is a compare-and-set on the tag of the last one, so a state computed on another basis is never written.
     Cancelling a caller leaves what was sent running. All methods take `model`, the content hash of the frozen model (16
     hex digits; anything else is a ValueError), and raise StoreUnavailable or StoreFull, whose `committed` says whether
-    the change may still land.
+    the change may still land. `journal` writes and reads the journals of large states.
 
     Args:
         wire: exchanges with Redis; the store closes it.
@@ -47,6 +49,7 @@ class StateStore:
         self._wire = wire
         self._limits = limits
         self._snapshots = Snapshots(wire, limits)
+        self.journal = Journal(wire, limits)
 
     async def load(self, client: ClientScope, model: str, rid: str | None = None, sid: str = "") -> Loaded:
         """Read the head, the life of the client, and what is known of one request.
@@ -69,6 +72,7 @@ class StateStore:
             client.head(model),
             client.journal(model),
             client.snapshot(model, sid),
+            client.lease(model),
         )
         return replies.loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms)))
 
@@ -100,6 +104,7 @@ class StateStore:
         adapter: str,
         config: str = "",
         answer: bytes = b"",
+        inline: bool = False,
     ) -> CommitOutcome:
         """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
 
@@ -108,13 +113,16 @@ class StateStore:
             model: model scope.
             basis: what the state was computed from: that of the last `Loaded`, `Committed` or `Conflict`.
             attempt: the request, and the tag of this try.
-            state: the bytes of `State.to_bytes()`; above `inline_max` they are uploaded in chunks first.
+            state: the bytes of `State.to_bytes()`; above `inline_max` they are uploaded in chunks first,
             adapter: name of the adapter that made the state.
             config: adapter and hyper-parameters, read back as `Head.config`.
             answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
+            inline: unless this says that they go into the head whatever their size.
         """
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
-        placed = await self._place(client, model, basis.life, sealed.blob, len(state))
+        placed = None
+        if len(state) > self._limits.inline_max and not inline:
+            placed = await self._snapshots.upload(client, model, basis.life, sealed.blob)
         if isinstance(placed, Conflict | Gone):
             return placed
         sid = placed.sid if placed else ""
@@ -140,14 +148,20 @@ class StateStore:
         Returns:
             Conflict only after `tries` attempts that all met another change.
         """
-        basis = (await self.load(client, model)).basis
+        basis, doubt = (await self.load(client, model)).basis, Doubt()
+        refused: Conflict | Absent = Conflict(basis.life, None)
         for _ in range(self._limits.tries):
-            outcome = await self._reset(client, model, basis, attempt, config)
-            if not isinstance(outcome, Conflict):
+            with doubt:
+                outcome = await self._reset(client, model, basis, attempt, config)
+            if not isinstance(outcome, Conflict | Absent):
+                return outcome
+            refused = outcome
+            doubt.learn(outcome.committed)
+            if isinstance(outcome, Absent):
                 break
             basis = outcome.basis
             await self._pause()
-        return outcome
+        return replace(refused, committed=doubt.committed)
 
     async def delete(self, client: ClientScope) -> DeleteOutcome:
         """Remove a client from every model scope; deleting it again does nothing.
@@ -156,23 +170,26 @@ class StateStore:
             Conflict, without a head, only after `tries` attempts that all met a change of its snapshots.
         """
         life, scopes = await self._registry(client)
+        doubt = Doubt()
         for _ in range(self._limits.tries):
             if not life:
                 return Deleted(existed=False)
-            status, *existed = await self._delete(client, life, scopes)
-            if status == b"OK":
-                return Deleted(existed == [b"1"])
-            await self._pause()
-            present, scopes = await self._registry(client)
+            with doubt:
+                reply = await self._delete(client, life, scopes)
+                if reply.rows[0] == b"OK":
+                    return Deleted(reply.rows[1:] == [b"1"])
+                doubt.learn(reply.effect)
+                await self._pause()
+                present, scopes = await self._registry(client)
             life = life if present == life else ""
-        return Conflict(life, None)
+        return Conflict(life, None, doubt.committed)
 
     async def describe(self, client: ClientScope, model: str) -> Description | None:
         """Version and size of a client's state, without reading or extending it. None: there is none."""
         head = client.head(model)
         seq, length, config = await self._wire.read("HMGET", head, "seq", "len", "cfg")
         ttl_ms: int = await self._wire.read("PTTL", head)
-        if seq is None or ttl_ms < 0:
+        if seq is None or int(seq) == 0 or ttl_ms < 0:
             return None
         return Description(int(seq), int(length), config.decode(), ttl_ms)
 
@@ -206,25 +223,17 @@ class StateStore:
         life = "" if "gone" in fields else fields.get("life", "")
         return life, {name[2:]: sid for name, sid in fields.items() if name.startswith("m:")}
 
-    async def _delete(self, client: ClientScope, life: str, scopes: dict[str, str]) -> list[bytes]:
+    async def _delete(self, client: ClientScope, life: str, scopes: dict[str, str]) -> Reply:
         keys = [client.registry, client.answers, client.answer_times]
         args: list[Argument] = [life, new_id(), self._limits.tombstone_ttl_ms]
         for model, sid in scopes.items():
             keys += [client.head(model), client.journal(model), client.lease(model), client.snapshot(model, sid)]
             args += [model, sid]
-        return (await self._wire.run(DELETE, keys, args)).rows
-
-    async def _place(
-        self, client: ClientScope, model: str, life: str, blob: bytes, size: int
-    ) -> Snapshot | Conflict | Gone | None:
-        """Upload a state too large for its head; None: it fits."""
-        if size <= self._limits.inline_max:
-            return None
-        return await self._snapshots.upload(client, model, life, blob)
+        return await self._wire.run(DELETE, keys, args)
 
     async def _moved(self, client: ClientScope, head: Head) -> Moved:
         loaded = await self.load(client, head.model)
-        if loaded.head is not None and loaded.head.tag == head.tag:
+        if loaded.head is not None and (loaded.head.tag, loaded.head.sid) == (head.tag, head.sid):
             raise StateCorrupt(f"version {head.seq} of the stored state misses a chunk")
         return Moved(loaded)
 

@@ -49,6 +49,11 @@ class Reply:
     rows: list[Any]
     unsettled: bool
 
+    @property
+    def effect(self) -> Effect:
+        """Of a refusal for a reason that may pass: it says nothing of the earlier copy."""
+        return _effect(self.unsettled)
+
 
 def connect(
     url: str,

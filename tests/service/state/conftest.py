@@ -1,11 +1,11 @@
-"""A real Redis, stores on it, and a link between the two that fails on command."""
+"""A real Redis, stores and sessions on it, and a link between the two that fails on command."""
 
 import asyncio
-import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -14,120 +14,33 @@ from redis.asyncio import Redis
 
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.state import (
+    Applied,
     Attempt,
     Basis,
     ClientScope,
     CommitOutcome,
     Committed,
+    Context,
+    Head,
     Limits,
     Loaded,
+    Policy,
+    Request,
     ResetOutcome,
     Restored,
+    Session,
     StateStore,
     Wire,
     connect,
     random_rid,
 )
 
+sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `checker` and `faulty_link`
+from checker.toy import PROBE, Toy, batch_of
+from faulty_link import Link
+
 MODEL = "0123456789abcdef"
 FINGERPRINT = "f" * 32
-
-
-@dataclass
-class Fault:
-    """What happens to the next command that holds `needle`; `caught` is set when it came by."""
-
-    kind: Literal["lose reply", "hold", "stall"]
-    needle: bytes
-    caught: asyncio.Event = field(default_factory=asyncio.Event)
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-    landed: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Link:
-    """A unix socket in front of Redis. Faults:
-
-    - `lose reply`: the command lands, the caller's connection breaks.
-    - `hold`: the caller's connection breaks, the command lands once released.
-    - `stall`: the command waits until released, then all goes on as if nothing had happened.
-    """
-
-    def __init__(self, upstream: str, path: Path) -> None:
-        self._upstream = upstream
-        self._path = path
-        self._faults: list[Fault] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self._path}"
-
-    def fault(self, kind: Literal["lose reply", "hold", "stall"], needle: str) -> Fault:
-        self._faults.append(Fault(kind, needle.encode()))
-        return self._faults[-1]
-
-    async def __aenter__(self) -> "Link":
-        self._server = await asyncio.start_unix_server(self._accept, self._path)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await task
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        replies, commands = await asyncio.open_unix_connection(self._upstream)
-        relay = asyncio.create_task(self._relay(replies, writer))
-        try:
-            while data := await reader.read(1 << 20):
-                fault = next((each for each in self._faults if each.needle in data), None)
-                if fault is None:
-                    commands.write(data)
-                elif await self._strike(fault, data, relay, replies, commands, writer):
-                    return
-        finally:
-            relay.cancel()
-            await asyncio.gather(relay, return_exceptions=True)
-            commands.close()
-            writer.close()
-
-    async def _strike(
-        self,
-        fault: Fault,
-        data: bytes,
-        relay: asyncio.Task[None],
-        replies: asyncio.StreamReader,
-        commands: asyncio.StreamWriter,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        """Act on a command; True if the connection is over."""
-        self._faults.remove(fault)
-        fault.caught.set()
-        if fault.kind == "stall":
-            await fault.released.wait()
-            commands.write(data)
-            return False
-        relay.cancel()
-        await asyncio.gather(relay, return_exceptions=True)
-        if fault.kind == "hold":
-            writer.close()
-            await fault.released.wait()
-        commands.write(data)
-        await replies.read(1)
-        fault.landed.set()
-        return True
-
-    @staticmethod
-    async def _relay(replies: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await replies.read(1 << 20):
-            writer.write(data)
 
 
 @dataclass(frozen=True)
@@ -180,6 +93,39 @@ class Driver:
         restored = await self.store.read_state(self.client, head)
         assert restored is None or isinstance(restored, Restored)
         return restored.state if restored else None
+
+
+class Replica:
+    """One session of one client, and what it observed."""
+
+    def __init__(
+        self, store: StateStore, limits: Limits, client: str, model: str, machine: Toy, policy: Policy
+    ) -> None:
+        self.store = store
+        self.client = ClientScope(client)
+        self.model = model
+        self.machine = machine
+        self.events: list[str] = []
+        self.now = 0.0  # seconds that its clock is ahead
+        clock = asyncio.get_running_loop().time
+        context = Context(
+            store, limits, self.client, model, machine, policy, self.events.append, lambda: clock() + self.now
+        )
+        self.session = Session(context)
+
+    def request(self, key: str | None = None, fingerprint: str = FINGERPRINT) -> Request:
+        return Request(self.client.rid(key) if key else random_rid(), fingerprint)
+
+    async def apply(self, payload: bytes, key: str | None = None) -> Applied:
+        return await self.session.apply(self.request(key), batch_of(payload))
+
+    async def seen(self) -> tuple[int, bytes]:
+        """Version, and answer to the probe, of what is durable."""
+        looked = await self.session.look(batch_of(PROBE))
+        return looked.seq, looked.answer
+
+    async def head(self) -> Head | None:
+        return (await self.store.load(self.client, self.model)).head
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -240,6 +186,30 @@ def make_driver(make_store: Callable[..., StateStore]) -> Callable[..., Driver]:
 @pytest.fixture
 def driver(make_driver: Callable[..., Driver]) -> Driver:
     return make_driver()
+
+
+@pytest_asyncio.fixture
+async def make_replica(make_store: Callable[..., StateStore]) -> AsyncIterator[Callable[..., "Replica"]]:
+    """Make a replica that serves `cam-7` by a session; its states take `size` bytes, unless `machine` says more."""
+    replicas: list[Replica] = []
+
+    def make(
+        size: int = 40,
+        machine: Toy | None = None,
+        client: str = "cam-7",
+        model: str = MODEL,
+        policy: Policy = Policy("{}"),  # noqa: B008
+        url: str | None = None,
+        **limits: int,
+    ) -> Replica:
+        chosen = {"inline_max": 100, "full_max": 600, "chunk_bytes": 150, "steal_after_ms": 40, **limits}
+        store = make_store(**({"url": url} if url else {}), **chosen)
+        replicas.append(Replica(store, Limits(**chosen), client, model, machine or Toy(lambda count: size), policy))
+        return replicas[-1]
+
+    yield make
+    for replica in replicas:
+        await replica.session.aclose()
 
 
 @pytest_asyncio.fixture

@@ -7,9 +7,14 @@ local function whole(number)
   return string.format('%.0f', number) -- tostring(1.7e12) is '1.7e+12'
 end
 
+-- With its microseconds: two changes within a millisecond keep their order.
 local function now_ms()
   local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  return time[1] * 1000 + time[2] / 1000
+end
+
+local function stamp(now)
+  return string.format('%.3f', now)
 end
 
 local function registry_at(key)
@@ -40,7 +45,15 @@ local function refuse_attempt(registry, ask, keys)
   if refusal or not marker then return refusal end
   if life ~= registry.life then return {'USED'} end
   if fp ~= ask.fp then return {'MISMATCH'} end
-  return {'REPLAY', seq, model, redis.call('HGET', keys.answers, ask.rid)}
+  return {'REPLAY', seq, model, redis.call('HGET', keys.answers, ask.rid), life}
+end
+
+-- The life that a change of this client belongs to: a new one where there was none, or a tombstone.
+local function live(registry, keys, new_life)
+  if registry.life ~= '' and not registry.gone then return registry.life end
+  redis.call('HDEL', keys.registry, 'gone')
+  redis.call('HSET', keys.registry, 'life', new_life, 'from', registry.life)
+  return new_life
 end
 
 -- The head dies first: a live head never points at parts that are gone.
@@ -60,6 +73,40 @@ end
 
 local function remember(keys, ask, model, seq, life, now, key_ttl)
   redis.call('HSET', keys.markers, ask.rid, table.concat({ask.fp, model, seq, ask.tag, life}, '|'))
-  redis.call('ZADD', keys.marker_times, whole(now), ask.rid)
+  redis.call('ZADD', keys.marker_times, stamp(now), ask.rid)
   expire_together(now + key_ttl, keys.markers, keys.marker_times)
+end
+
+local function drop_answer(keys, rid)
+  local size = redis.call('HSTRLEN', keys.answers, rid)
+  redis.call('HDEL', keys.answers, rid)
+  redis.call('ZREM', keys.answer_times, rid)
+  return redis.call('HINCRBY', keys.registry, 'ab', 0 - size) -- `-size` would send '-0', which is no integer
+end
+
+local function store_answer(keys, rid, answer, now, key_ttl, answer_bytes)
+  -- Answers expire long before the registry that counts their bytes.
+  if redis.call('EXISTS', keys.answers) == 0 then redis.call('HSET', keys.registry, 'ab', '0') end
+  redis.call('HSET', keys.answers, rid, answer)
+  redis.call('ZADD', keys.answer_times, stamp(now), rid)
+  expire_together(now + key_ttl, keys.answers, keys.answer_times)
+  local stored = redis.call('HINCRBY', keys.registry, 'ab', #answer)
+  while stored > answer_bytes do
+    stored = drop_answer(keys, redis.call('ZRANGE', keys.answer_times, 0, 0)[1])
+  end
+end
+
+local SWEEP = 8
+
+-- Late retries are refused by their marker, so none goes before key_min, however many there are.
+local function sweep_markers(keys, now, key_ttl, key_min, key_cap)
+  for _ = 1, SWEEP do
+    local rid, marked = unpack(redis.call('ZRANGE', keys.marker_times, 0, 0, 'WITHSCORES'))
+    local age = now - tonumber(marked)
+    local crowded = redis.call('ZCARD', keys.marker_times) > key_cap
+    if age <= key_min or not (age > key_ttl or crowded) then return end
+    redis.call('HDEL', keys.markers, rid)
+    redis.call('ZREM', keys.marker_times, rid)
+    drop_answer(keys, rid)
+  end
 end

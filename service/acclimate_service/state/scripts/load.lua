@@ -1,5 +1,5 @@
--- Everything one client has in one model scope, in one read. Extends its TTLs only while holding every key of the
--- scope, the live snapshot included: a head extended alone would outlive its snapshot.
+-- Everything one client has in one model scope, in one read, and who writes its journal. Extends its TTLs only while
+-- holding every key of the scope, the live snapshot included: a head extended alone would outlive its snapshot.
 
 local rid, sid = ARGV[1], ARGV[2]
 local state_ttl = tonumber(ARGV[3])
@@ -14,4 +14,5 @@ end
 return {
   'OK', registry.life, registry.gone and '1' or '0', registry.origin,
   redis.call('HGET', KEYS[2], rid), redis.call('HGET', KEYS[3], rid), redis.call('HGETALL', keys.head), touched,
+  redis.call('GET', KEYS[7]), redis.call('PTTL', KEYS[7]),
 }

@@ -1,0 +1,105 @@
+"""What a session remembers of its client. All of it may be dropped at any time: Redis has it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Generic
+
+from acclimate_service.state.machine import S, Status
+from acclimate_service.state.records import Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """The answer of a journal entry, and whose it is."""
+
+    rid: str
+    tag: str
+    answer: bytes = field(repr=False)
+
+
+@dataclass(slots=True)
+class Track:
+    """What this session knows of the stored parts of a state. It changes in the background, the state never does.
+
+    Args:
+        base: version of the newest complete state.
+        sid: its snapshot, empty if there is none.
+        fence: under which the journal is open for this session; empty if it is not.
+        sizes: bytes of each journal entry, by version.
+        owed: answers not known to be stored, by version. A snapshot must not take their entries away before they are.
+        stale: True once this session knows that it knows too little; the state is then to be read again.
+    """
+
+    base: int = 0
+    sid: str = ""
+    fence: str = ""
+    sizes: dict[int, int] = field(default_factory=dict)
+    owed: dict[int, Owed] = field(default_factory=dict)
+    stale: bool = False
+
+    def rebase(self, base: int, sid: str) -> None:
+        """A complete state was written."""
+        self.base, self.sid = base, sid
+        for seq in [seq for seq in self.sizes if seq <= base]:
+            del self.sizes[seq]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the journal."""
+        return sum(self.sizes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[S]):
+    """A state in memory, and the point of the client's history that it stands for.
+
+    Args:
+        life, seq, tag: that point.
+        config: adapter and hyper-parameters.
+        state: the state.
+        track: of its stored parts.
+        touched: when Redis last extended its life for sure (seconds of the session's clock).
+        status: how it was found.
+        lost: versions that Redis had lost, if it was "rolled_back".
+    """
+
+    life: str
+    seq: int
+    tag: str
+    config: str
+    state: S
+    track: Track
+    touched: float
+    status: Status
+    lost: int = 0
+
+    @property
+    def basis(self) -> Basis:
+        """What a change computed from this state is to be based on."""
+        return Basis(self.life, self.seq, self.tag, self.track.sid)
+
+    def at(self, basis: Basis) -> "Held[S]":
+        """The same state at another point."""
+        return replace(self, life=basis.life, seq=basis.seq, tag=basis.tag)
+
+
+class Memory(Generic[S]):
+    """The one place for the state of a client on one replica. Empty while the outcome of a change is not known."""
+
+    def __init__(self) -> None:
+        self.held: Held[S] | None = None
+        self._acknowledged = Basis()
+
+    def take(self) -> Held[S] | None:
+        """Take the state out, so that nobody goes on from it."""
+        held, self.held = self.held, None
+        return held
+
+    def acknowledge(self, held: Held[S]) -> None:
+        """Keep the state of a change that is being acknowledged."""
+        self.held = held
+        self._acknowledged = held.basis
+
+    def lost(self, life: str, seq: int) -> int:
+        """How many acknowledged versions a Redis that shows this one has lost."""
+        known = self._acknowledged
+        return max(0, known.seq - seq) if known.life == life else 0

@@ -1,0 +1,193 @@
+"""The journal of a large state: batches are appended to it, and a snapshot now and then makes it short again."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from acclimate_service.state import journal_replies as replies
+from acclimate_service.state.blob import Sealed, hashing, seal
+from acclimate_service.state.entry import Batch, Entry, encode
+from acclimate_service.state.errors import StateCorrupt
+from acclimate_service.state.journal_records import (
+    AnswerOutcome,
+    AppendOutcome,
+    FlipOutcome,
+    OpenOutcome,
+    UndoOutcome,
+    Written,
+)
+from acclimate_service.state.keys import ClientScope, new_id
+from acclimate_service.state.limits import Limits
+from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Head, Snapshot
+from acclimate_service.state.scripts import ANSWER, APPEND, FLIP, OPEN, RELEASE, UNDO
+from acclimate_service.state.snapshots import Snapshots
+from acclimate_service.state.wire import Argument, Wire
+
+
+class Journal:
+    """Journals of any client, in any model scope. Errors are those of `StateStore`.
+
+    Args:
+        wire: exchanges with Redis.
+        limits: sizes and lifetimes; replicas may differ in them.
+    """
+
+    def __init__(self, wire: Wire, limits: Limits) -> None:
+        self._wire = wire
+        self._limits = limits
+        self._snapshots = Snapshots(wire, limits)
+
+    async def open(
+        self, client: ClientScope, model: str, basis: Basis, nonce: str, config: str, *, force: bool = False
+    ) -> OpenOutcome:
+        """Take the lease and a new fence, and create the client if there is none.
+
+        Args:
+            client: whose journal.
+            model: model scope.
+            basis: its life must be the present one; if its snapshot is too, the TTLs are extended.
+            nonce: names the opener: its own lease does not stop it.
+            config: adapter and hyper-parameters of a client that is created.
+            force: take the lease from another replica.
+        """
+        keys = (
+            client.registry,
+            client.head(model),
+            client.journal(model),
+            client.lease(model),
+            client.snapshot(model, basis.sid),
+        )
+        args: tuple[Argument, ...] = (
+            *(basis.life, nonce, int(force), basis.sid, new_id(), model, config),
+            *(self._limits.lease_ms, self._limits.state_ttl_ms),
+        )
+        return replies.open_outcome(await self._wire.run(OPEN, keys, args))
+
+    async def append(
+        self, client: ClientScope, model: str, basis: Basis, fence: str, attempt: Attempt, batch: Batch, engine: str
+    ) -> AppendOutcome:
+        """Make a batch durable as the version after `basis`, and remember its request.
+
+        Args:
+            client: whose journal.
+            model: model scope.
+            basis: the version that the batch is computed from.
+            fence: under which the journal was opened.
+            attempt: the request, and the tag of this try; sending it again is safe.
+            batch: the batch.
+            engine: device kind and library version that compute it.
+        """
+        limits = self._limits
+        blob = await hashing(partial(encode, client, Entry(basis.seq + 1, batch, engine)), batch.nbytes)
+        keys = (
+            *(client.registry, client.markers, client.marker_times, client.answers, client.answer_times),
+            *(client.head(model), client.journal(model), client.lease(model), client.snapshot(model, basis.sid)),
+        )
+        args: tuple[Argument, ...] = (
+            *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.tag, fence, basis.sid, model, blob),
+            *(limits.journal_entries, limits.journal_bytes, limits.lease_ms),
+            *(limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap),
+        )
+        return replies.append_outcome(await self._wire.run(APPEND, keys, args), attempt, basis.sid)
+
+    async def upload(
+        self, client: ClientScope, model: str, basis: Basis, adapter: str, state: bytes
+    ) -> tuple[Snapshot, Sealed] | Conflict | Gone:
+        """Write the state of version `basis.seq` as a snapshot, which expires unless `flip` makes it the base."""
+        sealed = await hashing(partial(seal, client, model, adapter, basis.seq, state), len(state))
+        placed = await self._snapshots.upload(client, model, basis.life, sealed.blob)
+        return (placed, sealed) if isinstance(placed, Snapshot) else placed
+
+    async def flip(
+        self,
+        client: ClientScope,
+        model: str,
+        basis: Basis,
+        fence: str,
+        snapshot: Snapshot,
+        sealed: Sealed,
+    ) -> FlipOutcome:
+        """Make an uploaded snapshot the base.
+
+        Args:
+            client: whose journal.
+            model: model scope.
+            basis: version and tag that the snapshot is of, and the snapshot that it replaces.
+            fence: under which the journal was opened.
+            snapshot: the upload, and `sealed`, what was uploaded.
+        """
+        keys = (
+            *(client.registry, client.head(model), client.journal(model)),
+            *(client.snapshot(model, basis.sid), client.snapshot(model, snapshot.sid)),
+        )
+        args: tuple[Argument, ...] = (
+            *(basis.life, fence, basis.seq, basis.tag, basis.sid, snapshot.sid, snapshot.chunks),
+            *(len(sealed.blob), sealed.digest, model, self._limits.state_ttl_ms),
+        )
+        return replies.flip_outcome(await self._wire.run(FLIP, keys, args))
+
+    async def answer(self, client: ClientScope, rid: str, tag: str, answer: bytes) -> AnswerOutcome:
+        """Store the answer of an entry; from then on nobody takes the entry back. One too large is stored as empty."""
+        keys = (client.registry, client.markers, client.answers, client.answer_times)
+        kept = answer if len(answer) <= self._limits.answer_max else b""
+        args = (rid, tag, kept, self._limits.key_ttl_ms, self._limits.answer_bytes)
+        return replies.answer_outcome(await self._wire.run(ANSWER, keys, args))
+
+    async def undo(self, client: ClientScope, model: str, before: Basis, fence: str, attempt: Attempt) -> UndoOutcome:
+        """Take back the entry of `attempt`, which was appended to version `before` and is the last one."""
+        keys = (
+            *(client.registry, client.markers, client.marker_times, client.answers),
+            *(client.head(model), client.journal(model)),
+        )
+        tag = new_id()
+        args = (attempt.rid, attempt.tag, tag, before.life, fence)
+        return replies.undo_outcome(await self._wire.run(UNDO, keys, args), before, tag)
+
+    async def release(self, client: ClientScope, model: str, fence: str) -> None:
+        """Let others open the journal without waiting."""
+        await self._wire.run(RELEASE, (client.lease(model),), (fence,))
+
+    async def pieces(self, client: ClientScope, head: Head, until: int) -> list[list[int]] | None:
+        """The versions after `head.base` up to `until`, in pieces of a size to fetch; None: one is not there."""
+        seqs = range(head.base + 1, until + 1)
+        if not seqs:
+            return []
+        metas: list[bytes | None] = await self._wire.read(
+            "HMGET", client.journal(head.model), *(f"{seq}m" for seq in seqs)
+        )
+        sizes = [int(meta.rpartition(b"|")[2]) for meta in metas if meta is not None]
+        if len(sizes) < len(seqs):
+            return None
+        return _pieces(seqs, sizes, self._limits.read_chunks * self._limits.chunk_bytes)
+
+    async def fetch(self, client: ClientScope, model: str, seqs: Sequence[int]) -> list[Written] | None:
+        """Read entries; None: one is not there."""
+        # With their metadata once more: an entry taken back in between may have been replaced by another.
+        fields = [field for seq in seqs for field in (str(seq), f"{seq}m")]
+        found: list[bytes | None] = await self._wire.read("HMGET", client.journal(model), *fields)
+        present = [part for part in found if part is not None]
+        if len(present) < len(found):
+            return None
+        return [
+            _written(seq, *parts)
+            for seq, parts in zip(seqs, zip(present[::2], present[1::2], strict=True), strict=True)
+        ]
+
+
+def _pieces(seqs: range, sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Neighbouring versions whose entries take at most `limit` bytes together, or a single larger one."""
+    pieces: list[list[int]] = []
+    room = 0
+    for seq, size in zip(seqs, sizes, strict=True):
+        if not pieces or size > room:
+            pieces.append([])
+            room = limit
+        pieces[-1].append(seq)
+        room -= size
+    return pieces
+
+
+def _written(seq: int, blob: bytes, meta: bytes) -> Written:
+    tag, rid, size = meta.decode().split("|")
+    if int(size) != len(blob):
+        raise StateCorrupt(f"journal entry {seq} has {len(blob)} bytes; {size} were written")
+    return Written(seq, tag, rid, blob)

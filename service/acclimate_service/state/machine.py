@@ -1,0 +1,127 @@
+"""What a session is given, and what it answers."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+from acclimate_service.state.entry import Batch
+from acclimate_service.state.records import Attempt
+
+S = TypeVar("S")
+Start: TypeAlias = Callable[[], Awaitable[None]]
+Status: TypeAlias = Literal["cold", "reset", "restored", "rolled_back", "warm"]
+Replayed: TypeAlias = Literal["none", "stored", "recomputed", "unavailable"]
+
+
+class Machine(Protocol[S]):
+    """How states of clients are made, changed and turned into bytes. States are never changed in place.
+
+    `engine` names what computes: device kind and library version. Another one may differ in the last bits.
+    """
+
+    @property
+    def engine(self) -> str:
+        """At most 255 bytes."""
+        ...
+
+    async def initial(self, config: str) -> S:
+        """The state of a client that has seen nothing."""
+        ...
+
+    async def step(self, state: S, batch: Batch, start: Start) -> tuple[S, bytes]:
+        """The next state, and the answer.
+
+        Equal states and batches give equal results, however often and wherever they are computed.
+
+        Args:
+            state: before the batch.
+            batch: what to compute.
+            start: to be awaited when the turn of this batch has come, just before it is computed. What it raises ends
+                the step; an error before it is taken as "not begun".
+        """
+        ...
+
+    async def serialise(self, state: S) -> bytes:
+        """The bytes of a state; they do not name its configuration."""
+        ...
+
+    async def deserialise(self, config: str, data: bytes) -> S:
+        """The state that `serialise` wrote, to go on under this configuration."""
+        ...
+
+    def size(self, state: S) -> int:
+        """About how many bytes `serialise` would give, without doing it."""
+        ...
+
+    def adapter(self, state: S) -> str:
+        """Name of the adapter that made the state."""
+        ...
+
+
+async def always() -> None:
+    """Admit whatever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a caller.
+
+    Args:
+        rid: request id, of its idempotency key or random.
+        fingerprint: of all that decides its result.
+        admit: asked when the turn of the batch has come; raises if nobody waits for it any more.
+    """
+
+    rid: str
+    fingerprint: str
+    admit: Start = field(default=always, compare=False)
+
+    def attempt(self) -> Attempt:
+        """A new try, under a tag of its own."""
+        return Attempt(self.rid, self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The request is part of the client's history.
+
+    Args:
+        seq: the version it led to.
+        life: the existence of the client, and `model`, the model scope that this version belongs to.
+        answer: None for a reset, and where the answer of a repeated request is not to be had ("unavailable").
+        replayed: "none" if this very call applied it, else where the answer of the first one came from.
+        status: where the state was found.
+        lost: versions that Redis lost, if it was "rolled_back".
+    """
+
+    seq: int
+    life: str
+    model: str
+    answer: bytes | None
+    replayed: Replayed = "none"
+    status: Status = "warm"
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """An answer that changed nothing, computed from version `seq`."""
+
+    seq: int
+    answer: bytes
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator decides.
+
+    Args:
+        config: adapter and hyper-parameters of new clients.
+        journal: False where inputs may not be kept: every batch then writes the whole state.
+        strict_engine: refuse to replay what another engine computed, instead of counting it.
+    """
+
+    config: str
+    journal: bool = True
+    strict_engine: bool = False

@@ -1,0 +1,38 @@
+"""Opens a journal for writing, in turn with other replicas."""
+
+import asyncio
+from typing import Final, Generic
+
+from acclimate_service.state.context import Context
+from acclimate_service.state.journal_records import Busy, Opened
+from acclimate_service.state.machine import S
+from acclimate_service.state.records import Basis
+
+_POLL: Final = 0.02
+"""Longest pause before a busy lease is asked for again (s)."""
+
+
+class Opener(Generic[S]):
+    """Takes the lease of one client's journal."""
+
+    def __init__(self, context: Context[S]) -> None:
+        self._context = context
+
+    async def open(self, basis: Basis) -> Opened | None:
+        """Wait for the lease at most `steal_after_ms`, then take it; None: the client changed, read it again."""
+        context = self._context
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + context.limits.steal_after_ms / 1000
+        while True:
+            left = deadline - clock()
+            outcome = await context.store.journal.open(
+                context.client, context.model, basis, context.nonce, context.policy.config, force=left <= 0
+            )
+            if not isinstance(outcome, Busy):
+                break
+            await asyncio.sleep(min(left, outcome.ms / 1000, _POLL))
+        if not isinstance(outcome, Opened):
+            return None
+        if left <= 0:
+            context.observe("lease_stolen")
+        return outcome

@@ -1,0 +1,4 @@
+-- Gives the lease back, if it is still ours.
+
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return {'OK'}

@@ -1,0 +1,100 @@
+"""Snapshots of a state whose journal grows, taken beside the batches that go on."""
+
+import asyncio
+from typing import Generic
+
+from acclimate_service.state.context import Context
+from acclimate_service.state.held import Held
+from acclimate_service.state.journal_records import Fenced, Flipped, Stale
+from acclimate_service.state.machine import S
+from acclimate_service.state.records import Conflict, Gone
+from acclimate_service.state.tasks import Tasks
+
+
+class Snapshotter(Generic[S]):
+    """Decides when a snapshot is due, and takes it. One that fails is taken again at the next occasion."""
+
+    def __init__(self, context: Context[S], tasks: Tasks) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._running: asyncio.Task[bool] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._steps = 0
+        self._step_seconds = 0.0
+
+    def measure(self, seconds: float) -> None:
+        """Learn how long a step takes."""
+        self._steps += 1
+        self._step_seconds += seconds
+
+    def consider(self, held: Held[S]) -> None:
+        """Take a snapshot of this state if one is due, and one more if need be once the client has been idle."""
+        self.forget()
+        if self._due(held):
+            self._begin(held)
+        delay = self._context.limits.snapshot_idle_ms / 1000
+        self._idle = asyncio.get_running_loop().call_later(delay, self._begin, held)
+
+    def forget(self) -> None:
+        """Give up waiting for the client to be idle."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    async def now(self, held: Held[S]) -> bool:
+        """Take a snapshot of this state, unless there is one; False if that failed."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+        return await self._begin(held)
+
+    def _due(self, held: Held[S]) -> bool:
+        limits, entries = self._context.limits, len(held.track.sizes)
+        replay_ms = entries * 1000 * self._step_seconds / max(1, self._steps)
+        return (
+            entries >= limits.snapshot_entries
+            or replay_ms >= limits.snapshot_replay_ms
+            or held.track.nbytes >= self._context.machine.size(held.state)
+        )
+
+    def _begin(self, held: Held[S]) -> asyncio.Task[bool]:
+        if self._running is None:
+            self._running = self._tasks.start(self._attempt(held))
+            self._running.add_done_callback(self._ended)
+        return self._running
+
+    def _ended(self, _: asyncio.Task[bool]) -> None:
+        self._running = None
+
+    async def _attempt(self, held: Held[S]) -> bool:
+        if held.track.base >= held.seq:
+            return True
+        try:
+            taken = not held.track.stale and await self._take(held)
+        except Exception:
+            taken = False  # nothing is lost: the journal has it all
+        self._context.observe("snapshot" if taken else "snapshot_failed")
+        return taken
+
+    async def _take(self, held: Held[S]) -> bool:
+        """State, version and tag come from one frozen record, so the snapshot is never labelled with a later one."""
+        context, track = self._context, held.track
+        await context.settle(track, held.seq)
+        basis = held.basis
+        state, adapter = await context.machine.serialise(held.state), context.machine.adapter(held.state)
+        uploaded = await context.store.journal.upload(context.client, context.model, basis, adapter, state)
+        if isinstance(uploaded, Conflict | Gone):
+            track.stale = True
+            return False
+        snapshot, sealed = uploaded
+        try:
+            flipped = await context.store.journal.flip(
+                context.client, context.model, basis, track.fence, snapshot, sealed
+            )
+        except BaseException:
+            track.stale = True  # it may have landed
+            raise
+        if isinstance(flipped, Flipped):
+            track.rebase(basis.seq, snapshot.sid)
+        elif isinstance(flipped, Fenced | Gone) or (isinstance(flipped, Stale) and track.base < basis.seq):
+            track.stale = True
+        return isinstance(flipped, Flipped)

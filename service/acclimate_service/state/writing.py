@@ -1,0 +1,221 @@
+"""Computes one batch and makes it durable: by the new state, or by the batch itself, whichever is smaller."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Generic, TypeAlias
+
+from acclimate_service.state.context import Context
+from acclimate_service.state.entry import Batch
+from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
+from acclimate_service.state.held import Held, Memory, Owed
+from acclimate_service.state.journal_records import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
+from acclimate_service.state.machine import Applied, Request, S
+from acclimate_service.state.opening import Opener
+from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Replay, Used
+from acclimate_service.state.snapshotting import Snapshotter
+from acclimate_service.state.tasks import Tasks
+
+WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused
+Appending: TypeAlias = asyncio.Task[AppendOutcome]
+
+
+class Writer(Generic[S]):
+    """One batch of one client at a time. The state it starts from leaves the memory until its fate is known."""
+
+    def __init__(
+        self, context: Context[S], memory: Memory[S], opener: Opener[S], snapshotter: Snapshotter[S], tasks: Tasks
+    ) -> None:
+        self._context = context
+        self._memory = memory
+        self._opener = opener
+        self._snapshotter = snapshotter
+        self._tasks = tasks
+
+    async def write(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
+        """Compute the batch on this state and make it durable. Only an Applied changed anything.
+
+        Raises:
+            StepFailed: the machine failed once the batch was begun.
+            StateError: Redis failed, or the journal is full.
+            Exception: whatever the machine or `request.admit` raised before the batch was begun.
+        """
+        self._memory.take()
+        if self._context.written_whole(self._context.machine.size(held.state), batch.nbytes):
+            return await self._full(held, request, batch)
+        return await self._delta(held, request, batch)
+
+    async def _full(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
+        context, attempt = self._context, request.attempt()
+        with self._kept(held, Exception, asyncio.CancelledError):  # nothing is sent
+            state, answer = await self._compute(held, request, batch)
+            data = await context.machine.serialise(state)
+        if not context.written_whole(len(data), batch.nbytes):
+            return await self._outgrown(held, attempt, batch, state, answer)
+        touched = context.clock()
+        with self._kept(held):
+            await context.settle(held.track, held.seq)
+            outcome = await context.store.commit(
+                context.client,
+                context.model,
+                held.basis,
+                attempt,
+                data,
+                adapter=context.machine.adapter(state),
+                config=held.config,
+                answer=answer,
+                inline=context.outweighed(len(data), batch.nbytes),
+            )
+        if not isinstance(outcome, Committed):
+            return self._refused(held, outcome)
+        held.track.rebase(outcome.seq, outcome.basis.sid)
+        return self._applied(replace(held.at(outcome.basis), state=state, touched=touched), answer)
+
+    async def _compute(self, held: Held[S], request: Request, batch: Batch) -> tuple[S, bytes]:
+        begun: list[float] = []
+
+        async def start() -> None:
+            await request.admit()
+            begun.append(self._context.clock())
+
+        try:
+            done = await self._context.machine.step(held.state, batch, start)
+        except Exception as error:
+            if not begun:
+                raise
+            raise StepFailed("the adapter failed on this batch; nothing was changed") from error
+        self._snapshotter.measure(self._context.clock() - begun[0])
+        return done
+
+    async def _delta(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
+        with self._kept(held, asyncio.CancelledError):
+            opened = await self._opened(held)
+        if opened is None:
+            return Fenced()
+        attempt, appending, begun = request.attempt(), list[Appending](), 0.0
+
+        async def start() -> None:
+            nonlocal begun
+            await request.admit()
+            begun = self._context.clock()
+            appending.append(self._tasks.start(self._append(opened, attempt, batch)))
+
+        try:
+            state, answer = await self._context.machine.step(opened.state, batch, start)
+        except BaseException as error:
+            if appending and isinstance(error, Exception):
+                return await self._failed(opened, attempt, appending[0], error)
+            if not appending:
+                self._memory.held = opened
+            raise
+        self._snapshotter.measure(self._context.clock() - begun)
+        return await self._appended(opened, attempt, batch, state, answer, appending[0], begun)
+
+    async def _outgrown(self, held: Held[S], attempt: Attempt, batch: Batch, state: S, answer: bytes) -> WriteOutcome:
+        """The new state is too large to be written whole: what was computed stands, and its batch is appended."""
+        with self._kept(held, asyncio.CancelledError):
+            opened = await self._opened(held)
+        if opened is None:
+            return Fenced()
+        sent = self._context.clock()
+        appending = self._tasks.start(self._append(opened, attempt, batch))
+        return await self._appended(opened, attempt, batch, state, answer, appending, sent)
+
+    async def _opened(self, held: Held[S]) -> Held[S] | None:
+        """The same state, with the journal open; None: it is not the newest one any more."""
+        if held.track.fence:
+            return held
+        opened = await self._opener.open(held.basis)
+        if opened is None or (opened.head.tag, opened.head.sid) != (held.tag, held.track.sid):
+            return None
+        held.track.fence = opened.head.fence
+        return replace(held, life=opened.life)
+
+    async def _append(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:
+        """A full journal is made shorter once, by a snapshot of the state before this batch."""
+        outcome = await self._append_once(held, attempt, batch)
+        if not isinstance(outcome, Full):
+            return outcome
+        doubt = Doubt()
+        doubt.learn(outcome.committed)
+        with doubt:
+            await self._snapshotter.now(held)
+            again = await self._append_once(held, attempt, batch)
+            if isinstance(again, Full):
+                raise JournalFull("the journal is full, and snapshots of this client fail", again.committed)
+        return again
+
+    async def _append_once(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:
+        context = self._context
+        return await context.store.journal.append(
+            context.client, context.model, held.basis, held.track.fence, attempt, batch, context.machine.engine
+        )
+
+    async def _appended(
+        self, held: Held[S], attempt: Attempt, batch: Batch, state: S, answer: bytes, appending: Appending, sent: float
+    ) -> WriteOutcome:
+        """Wait for the entry of a batch that is computed; only if it is durable does the result count."""
+        with self._kept(held):
+            outcome = await asyncio.shield(appending)
+        if not isinstance(outcome, Appended):
+            return self._refused(held, outcome)
+        seq = outcome.basis.seq
+        held.track.sizes[seq] = batch.nbytes
+        held.track.owed[seq] = Owed(attempt.rid, attempt.tag, answer)
+        touched = sent if outcome.touched else held.touched
+        following = replace(held.at(outcome.basis), state=state, touched=touched)
+        applied = self._applied(following, answer)
+        self._tasks.start(self._context.settle(held.track, seq))
+        self._snapshotter.consider(following)
+        return applied
+
+    async def _failed(self, held: Held[S], attempt: Attempt, appending: Appending, error: Exception) -> WriteOutcome:
+        """The step raised while its batch was being appended: take the entry back."""
+        try:
+            with self._kept(held):
+                outcome = await asyncio.shield(appending)
+        except StateError as lost:
+            raise StepFailed(f"the adapter failed on this batch, and then: {lost}", lost.committed) from error
+        if not isinstance(outcome, Appended):
+            return self._refused(held, outcome)
+        undone = await self._undo(held, attempt)
+        if not isinstance(undone, Undone):
+            raise StepFailed("the adapter failed on this batch, which another replica may apply", "unknown") from error
+        self._memory.held = held.at(undone.basis)
+        raise StepFailed("the adapter failed on this batch; it was taken back") from error
+
+    async def _undo(self, held: Held[S], attempt: Attempt) -> UndoOutcome | None:
+        """None: Redis failed, and the entry may stay."""
+        context = self._context
+        with suppress(StateError):
+            return await context.store.journal.undo(
+                context.client, context.model, held.basis, held.track.fence, attempt
+            )
+        return None
+
+    def _applied(self, held: Held[S], answer: bytes) -> Applied:
+        self._memory.acknowledge(replace(held, status="warm", lost=0))
+        return Applied(held.seq, held.life, self._context.model, answer, "none", held.status, held.lost)
+
+    def _refused(self, held: Held[S], outcome: Fenced | Full | Conflict | Incomplete | Refused) -> WriteOutcome:
+        """Not applied. A request that had been before says nothing against the state."""
+        assert not isinstance(outcome, Full)  # `_append` raises it
+        if isinstance(outcome, Replay | Mismatch | Used):
+            self._memory.held = held
+        else:
+            held.track.stale = True
+        return outcome
+
+    @contextmanager
+    def _kept(self, held: Held[S], *kinds: type[BaseException]) -> Iterator[None]:
+        """Go on from this state later, if the block ends in an error that surely changed nothing."""
+        try:
+            yield
+        except StateError as error:
+            if error.committed is False:
+                self._memory.held = held
+            raise
+        except kinds:
+            self._memory.held = held
+            raise

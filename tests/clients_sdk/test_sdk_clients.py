@@ -1,0 +1,144 @@
+"""What the methods beside predict send and make of a healthy reply, over real HTTP, for both clients."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acclimate_client import AdapterDescription, StateInfo
+
+IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+
+
+def png():
+    buffer = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_configure_sends_adapter_and_hyperparameters_and_says_whether_anything_changed(client, server):
+    result = client.configure("cam-7", "atp", mode="batch", idempotency_key="k")
+    request = server.requests[-1]
+    assert (request.method, request.path) == ("PUT", "/clients/cam-7")
+    assert json.loads(request.body) == {"adapter": "atp", "hyperparameters": {"mode": "batch"}}
+    assert (request.headers["Content-Type"], request.headers["Idempotency-Key"]) == ("application/json", "k")
+    assert (result.adapter, result.hyperparameters, result.changed) == ("atp", {"mode": "batch"}, True)
+    assert (result.state.status, result.idempotency_key) == ("reset", "k")
+
+
+def test_the_hyperparameters_of_a_chain_are_mappings_under_its_parts(client, server):
+    client.configure("cam-7", "atp+fedcal", fedcal={"estimator": "em"})
+    assert json.loads(server.requests[-1].body)["hyperparameters"] == {"fedcal": {"estimator": "em"}}
+
+
+def test_a_hyperparameter_may_have_the_name_of_an_argument(client, server):
+    client.configure("cam-7", "custom", adapter=1, client_id=2)
+    assert json.loads(server.requests[-1].body)["hyperparameters"] == {"adapter": 1, "client_id": 2}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
+def test_hyperparameters_that_json_cannot_say_are_refused_before_anything_is_sent(client, server, value):
+    with pytest.raises((TypeError, ValueError)):
+        client.configure("cam-7", "atp", lr=value)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("labels", [[3, "Coat"], (np.int64(3), "Coat")])
+def test_labels_go_with_arrays_in_a_header(client, server, labels):
+    result = client.enroll("cam-7", IMAGES, labels, timeout=2.5)
+    request = server.requests[-1]
+    assert (request.method, request.path, request.body) == ("POST", "/clients/cam-7/enroll", IMAGES.tobytes())
+    assert json.loads(request.headers["X-Labels"]) == [3, "Coat"]
+    assert (request.headers["X-Tensor-Shape"], request.headers["X-Request-Timeout-Ms"]) == ("2,3,3", "2500")
+    assert result.enrolled == 2
+    assert result.state == StateInfo(version=5, status="warm", committed=True, replayed="none")
+
+
+def test_an_array_of_labels_will_do(client, server):
+    client.enroll("cam-7", IMAGES, np.array([3, 0]))
+    assert json.loads(server.requests[-1].headers["X-Labels"]) == [3, 0]
+
+
+def test_names_that_are_not_ascii_survive_in_the_header(client, server):
+    client.enroll("cam-7", IMAGES, ["Müll", "T-shirt/top"])
+    assert json.loads(server.requests[-1].headers["X-Labels"]) == ["Müll", "T-shirt/top"]
+
+
+def test_labels_go_with_files_in_a_part_of_the_form(client, server):
+    client.enroll("cam-7", [png(), png()], [3, "Coat"])
+    request = server.requests[-1]
+    boundary = request.headers["Content-Type"].partition("boundary=")[2]
+    *files, labels, end = request.body.split(f"--{boundary}".encode())[1:]
+    assert [png() in part for part in files] == [True, True]
+    assert b'name="labels"' in labels
+    assert labels.partition(b"\r\n\r\n")[2].strip() == b'[3, "Coat"]'
+    assert end == b"--\r\n"
+    assert "X-Labels" not in request.headers
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"), [([3], ValueError), ("ab", TypeError), ([3, 1.5], TypeError), ([3, None], TypeError)]
+)
+def test_labels_that_cannot_be_right_are_refused_before_anything_is_sent(client, server, labels, error):
+    with pytest.raises(error):
+        client.enroll("cam-7", IMAGES, labels)
+    assert server.requests == []
+
+
+def test_the_answer_of_a_repeated_enrolment_may_be_gone(client, server, play):
+    state = {"version": 5, "status": "warm", "committed": True, "replayed": "unavailable"}
+    body = {"client_id": "cam-7", "model": {"name": "m", "version": "1"}, "adapter": "fedthe", "state": state}
+    server.play(play.reply(body=body))
+    assert client.enroll("cam-7", IMAGES, [0, 1]).enrolled is None
+
+
+def test_an_exported_state_is_the_bytes_of_the_reply(client, server):
+    assert client.export_state("cam-7") == b"state"
+    assert (server.requests[-1].method, server.requests[-1].path) == ("GET", "/clients/cam-7/state")
+
+
+def test_an_export_that_fails_raises(client, server, play):
+    server.play(play.problem("client_unknown", 404, retryable=False))
+    with pytest.raises(Exception, match="about client_unknown"):
+        client.export_state("cam-7")
+
+
+def test_an_imported_state_is_sent_as_it_is_and_may_name_the_version_it_replaces(client, server):
+    client.import_state("cam-7", b"state", replaces=5, idempotency_key="k")
+    request = server.requests[-1]
+    assert (request.method, request.path, request.body) == ("PUT", "/clients/cam-7/state", b"state")
+    assert (request.headers["If-Match"], request.headers["Idempotency-Key"]) == ('"v5"', "k")
+    assert client.import_state("cam-7", b"state").state.version == 5
+    assert "If-Match" not in server.requests[-1].headers
+
+
+def test_adapters_are_described(client):
+    assert client.adapters() == (
+        AdapterDescription(
+            name="fedthe",
+            description="Mix the heads.",
+            enrols=True,
+            available=False,
+            missing=("descriptor",),
+            hyperparameters={"type": "object", "properties": {"alpha": {"type": "number"}}},
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.configure("cam-7", "atp"),
+        lambda client: client.enroll("cam-7", IMAGES, [0, 1]),
+        lambda client: client.import_state("cam-7", b"state"),
+    ],
+    ids=["configure", "enroll", "import"],
+)
+def test_every_change_is_repeated_under_one_key(client, server, play, call):
+    server.play(play.problem("store_unavailable", 503, retryable=True), play.drop())
+    result = call(client)
+    assert len(server.requests) == 3
+    assert {request.headers["Idempotency-Key"] for request in server.requests} == {result.idempotency_key}
+    assert len({request.body for request in server.requests}) == 1

@@ -1,0 +1,186 @@
+"""Histories too rare to wait for. Each tells what is wrong, and does so only without the safeguard it is for."""
+
+import asyncio
+import os
+import random
+from contextlib import suppress
+from pathlib import Path
+
+from checker.faults import Faults, FaultyPool
+from checker.history import CONFIG, LIMITS, MODELS, SIZES
+from checker.lab import Lab, Report, open_lab
+from checker.profile import Profile
+from checker.toy import PROBE, Toy, ToyState, answer_after, batch_of
+from redis.exceptions import RedisError
+
+from acclimate_service.embedded import EmbeddedRedis
+from acclimate_service.state import (
+    Attempt,
+    Basis,
+    ClientScope,
+    Committed,
+    Context,
+    Limits,
+    Policy,
+    Request,
+    Session,
+    StateError,
+    StateStore,
+    Wire,
+    random_rid,
+)
+
+MODEL = MODELS[0]
+
+
+class Planned(Faults):
+    """Faults in a given order for each script, then none."""
+
+    def __init__(self, **plan: list[str]) -> None:
+        super().__init__(delay=(0.15, 0.15))
+        self._plan = plan
+
+    def draw(self, dice: random.Random, script: str) -> str:
+        return self._plan[script].pop(0) if self._plan.get(script) else ""
+
+
+class Bench:
+    """One client, and as many replicas as are asked for."""
+
+    def __init__(self, lab: Lab, profile: Profile) -> None:
+        self.lab = lab
+        self.client = ClientScope(f"d{lab.serial()}")
+        self._mutated = lab.mutated(profile)
+
+    def store(self, faults: Faults, limits: Limits) -> StateStore:
+        pool = FaultyPool(self.lab.pool, faults, random.Random(0), lambda: None, self._mutated)
+        return StateStore(Wire(pool, resend=1, jitter_ms=1), limits)  # type: ignore[arg-type]
+
+    def session(self, size: str = "small", faults: Faults | None = None, model: str = MODEL) -> Session[ToyState]:
+        limits = Limits(**LIMITS)
+        store = self.store(faults or Planned(), limits)
+        return Session(Context(store, limits, self.client, model, Toy(SIZES[size]), Policy(CONFIG)))
+
+
+def fresh() -> Request:
+    return Request(random_rid(), "f" * 32)
+
+
+async def rolled_back_by_two_writes(lab: Lab, profile: Profile) -> list[str]:
+    """cx 4: a state of a history that Redis lost is continued, once the numbers are equal again."""
+    bench = Bench(lab, profile)
+    one, two = bench.session(), bench.session()
+    for payload in (b"1", b"2", b"3"):
+        await one.apply(fresh(), batch_of(payload))
+    keys = await lab.admin.keys(f"acc:{{default/{bench.client.client}}}*")
+    saved = [(key, await lab.admin.dump(key), await lab.admin.pttl(key)) for key in keys]
+    for payload in (b"lost 4", b"lost 5"):
+        await one.apply(fresh(), batch_of(payload))
+    for key, value, ttl in saved:
+        await lab.admin.restore(key, ttl, value, replace=True)
+    for payload in (b"4", b"5"):
+        await two.apply(fresh(), batch_of(payload))
+    applied = await one.apply(fresh(), batch_of(b"6"))
+    merged = applied.answer != answer_after(b"1", b"2", b"3", b"4", b"5", b"6", config=CONFIG)
+    return ["two histories were merged"] if merged else []
+
+
+async def head_extended_alone(lab: Lab, profile: Profile) -> list[str]:
+    """cx 14: a snapshot expires under a live head."""
+    bench = Bench(lab, profile)
+    session = bench.session("large")
+    await session.apply(fresh(), batch_of(b"1"))
+    await session.evict()
+    for key in await lab.admin.keys(f"acc:{{default/{bench.client.client}}}*"):
+        await lab.admin.pexpire(key, LIMITS["state_ttl_ms"] // 4)
+    loaded = await bench.store(Planned(), Limits(**LIMITS)).load(bench.client, MODEL)
+    assert loaded.head is not None
+    assert loaded.head.snapshot is not None
+    head = await lab.admin.pttl(bench.client.head(MODEL))
+    snapshot = await lab.admin.pttl(bench.client.snapshot(MODEL, loaded.head.sid))
+    return [f"the head lives {head} ms, its snapshot {snapshot} ms"] if head > snapshot + 1000 else []
+
+
+async def admitted_before_a_delete(lab: Lab, profile: Profile) -> list[str]:
+    """cx 15: a request that was admitted before a DELETE brings the client back."""
+    bench = Bench(lab, profile)
+    store = bench.store(Planned(), Limits(**LIMITS))
+    await bench.session().apply(fresh(), batch_of(b"1"))
+    await store.delete(bench.client)
+    late = await store.commit(bench.client, MODEL, Basis(), Attempt(random_rid(), "f" * 32), b"late", adapter="toy")
+    return ["a deleted client came back"] if isinstance(late, Committed) else []
+
+
+async def refused_but_a_copy_is_on_its_way(lab: Lab, profile: Profile) -> list[str]:
+    """cx 16: "not committed" is said while a delayed copy may land."""
+    bench, faults = Bench(lab, profile), Planned(commit=["delayed"])
+    session, said = bench.session(faults=faults), None
+    await lab.admin.config_set("maxmemory", "1")
+    try:
+        await session.apply(fresh(), batch_of(b"1"))
+    except StateError as error:
+        said = error.committed
+    finally:
+        await lab.admin.config_set("maxmemory", "0")
+    await asyncio.wait(set(faults.detached))
+    landed = (await bench.session().look(batch_of(PROBE))).seq == 1
+    assert landed
+    return ["what was called not committed is stored"] if said is False else []
+
+
+async def nothing_to_reset_but_a_copy_is_on_its_way(lab: Lab, profile: Profile) -> list[str]:
+    """The same with a reset that found no state, and whose delayed copy finds the state of a later request."""
+    bench, faults = Bench(lab, profile), Planned(reset=["delayed"])
+    session, said = bench.session(faults=faults), None
+    await bench.session(model=MODELS[1]).apply(fresh(), batch_of(b"life"))
+    try:
+        await session.reset(fresh())
+    except StateError as error:
+        said = error.committed
+    await bench.session().apply(fresh(), batch_of(b"1"))
+    await asyncio.wait(set(faults.detached))
+    landed = (await bench.session().look(batch_of(PROBE))).seq == 2
+    assert landed
+    return ["what was called not committed is stored"] if said is False else []
+
+
+async def killed_server(directory: Path, seeds: range, *, durable: bool = True, kills: int = 3) -> Report:
+    """cx 22, I1: Redis is killed under running histories; without an append-only file it loses what it acknowledged."""
+    async with EmbeddedRedis(directory, appendfsync="always") as server, open_lab(server.url) as lab:
+        lab.calm.clear()
+        running = asyncio.create_task(lab.run(seeds, at_once=len(seeds)))
+        for _ in range(kills):
+            if not durable:
+                await lab.admin.config_set("appendonly", "no")
+            await _until(lab.acknowledged + 20, lab)
+            killed = server.pid
+            assert killed is not None
+            os.kill(killed, 9)
+            await _up_again(lab, killed, server)
+        lab.calm.set()
+        return await running
+
+
+async def _until(acknowledged: int, lab: Lab) -> None:
+    """Wait until so many requests have been acknowledged, or all callers are through."""
+    for _ in range(300):
+        if lab.acknowledged >= acknowledged:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def _up_again(lab: Lab, killed: int, server: EmbeddedRedis) -> None:
+    for _ in range(1000):
+        with suppress(RedisError, OSError):
+            if server.pid != killed and await lab.admin.ping():
+                return
+        await asyncio.sleep(0.01)
+
+
+SCENARIOS = (
+    rolled_back_by_two_writes,
+    head_extended_alone,
+    admitted_before_a_delete,
+    refused_but_a_copy_is_on_its_way,
+    nothing_to_reset_but_a_copy_is_on_its_way,
+)

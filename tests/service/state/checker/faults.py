@@ -1,0 +1,167 @@
+"""One layer through which every exchange with Redis goes, and in which it fails as a seeded generator says."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool
+
+from acclimate_service.state import scripts
+
+NAMES = {script.sha: script.name for script in vars(scripts).values() if isinstance(script, scripts.Script)}
+
+RATES: Mapping[str, float] = {
+    "crash before": 0.008,
+    "crash after": 0.012,
+    "pause before": 0.010,
+    "pause after": 0.010,
+    "drop": 0.018,
+    "reply lost": 0.025,
+    "delayed": 0.025,
+    "cancelled": 0.008,
+    "slow": 0.060,
+}
+"""How often each fault strikes one exchange."""
+
+CALLER: ContextVar[asyncio.Task[Any]] = ContextVar("caller")
+"""The task of the request that an exchange serves, or once served."""
+
+
+@dataclass
+class Faults:
+    """The dice of one history.
+
+    Args:
+        rates: of each fault; that of a single script goes before, as in `flip: delayed`.
+        injected: what was drawn so far, and what the sessions observed.
+        active: False once all is to go well.
+        detached: commands that travel on by themselves.
+        exchanges: the tasks whose exchanges are under way.
+        delay: of such commands (s).
+    """
+
+    rates: Mapping[str, float] = field(default_factory=lambda: RATES)
+    injected: Counter[str] = field(default_factory=Counter)
+    active: bool = True
+    detached: set[asyncio.Task[None]] = field(default_factory=set)
+    exchanges: set[asyncio.Task[Any]] = field(default_factory=set)
+    delay: tuple[float, float] = (0.005, 0.25)
+
+    def draw(self, dice: random.Random, script: str) -> str:
+        """The fault of the next exchange, "" for none."""
+        point = dice.random()
+        if not self.active:
+            return ""
+        for fault in RATES:
+            point -= self.rates.get(f"{script}: {fault}", self.rates.get(fault, 0.0))
+            if point < 0:
+                self.injected[fault] += 1
+                return fault
+        return ""
+
+    def detach(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let a command travel on, whoever gives up waiting for it."""
+        task = asyncio.create_task(work)
+        self.detached.add(task)
+        task.add_done_callback(self.detached.discard)
+
+
+class FaultyPool:
+    """Connections of one life of a replica. After its crash nothing more is sent; what was sent goes on."""
+
+    def __init__(
+        self,
+        pool: BlockingConnectionPool,
+        faults: Faults,
+        dice: random.Random,
+        crash: Callable[[], None],
+        mutated: Mapping[str, str],
+    ) -> None:
+        self.pool = pool
+        self.faults = faults
+        self.dice = dice
+        self.crash = crash
+        self.mutated = mutated  # SHA-1 of a script -> that of the one to run in its place
+        self.dead = False
+
+    async def get_connection(self) -> "FaultyConnection":
+        if self.dead:
+            raise exceptions.ConnectionError("this replica has crashed")
+        return FaultyConnection(self)
+
+    async def release(self, connection: "FaultyConnection") -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class FaultyConnection:
+    """One exchange."""
+
+    def __init__(self, pool: FaultyPool) -> None:
+        self._pool = pool
+        self._command: tuple[Any, ...] = ()
+
+    async def send_command(self, *command: Any) -> None:
+        self._command = command
+
+    async def read_response(self) -> Any:
+        task, under_way = asyncio.current_task(), self._pool.faults.exchanges
+        assert task is not None
+        under_way.add(task)
+        try:
+            return await self._exchange()
+        finally:
+            under_way.discard(task)
+
+    async def _exchange(self) -> Any:
+        pool = self._pool
+        fault = pool.faults.draw(pool.dice, NAMES.get(self._command[1], "read"))
+        match fault:
+            case "crash before":
+                self._crash()
+            case "drop":
+                raise exceptions.ConnectionError("dropped")
+            case "delayed":
+                pool.faults.detach(self._later(pool.dice.uniform(*pool.faults.delay)))
+                raise exceptions.TimeoutError("given up")
+            case "slow":
+                await asyncio.sleep(pool.dice.uniform(0.001, 0.01))
+            case "pause before":
+                await asyncio.sleep(pool.dice.uniform(0.02, 0.2))
+            case "cancelled":
+                CALLER.get().cancel()
+        reply = await self._send()
+        match fault:
+            case "crash after":
+                self._crash()
+            case "reply lost":
+                raise exceptions.ConnectionError("reply lost")
+            case "pause after":
+                await asyncio.sleep(pool.dice.uniform(0.02, 0.2))
+        return reply
+
+    def _crash(self) -> None:
+        self._pool.crash()
+        raise exceptions.ConnectionError("crashed")
+
+    async def _later(self, delay: float) -> None:
+        await asyncio.sleep(delay)
+        with suppress(exceptions.RedisError, OSError):  # nobody is there to hear it
+            await self._send()
+
+    async def _send(self) -> Any:
+        verb, sha, *tail = self._command
+        connection = await self._pool.pool.get_connection()
+        try:
+            await connection.send_command(verb, self._pool.mutated.get(sha, sha), *tail)
+            return await connection.read_response()
+        finally:
+            await self._pool.pool.release(connection)

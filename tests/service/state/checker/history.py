@@ -1,0 +1,256 @@
+"""One seeded history: replicas, callers, faults; then quiet, and what Redis holds in the end."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, Literal
+
+from checker.faults import Faults
+from checker.profile import Profile
+from checker.records import Call, Deletion, Ending, Fate, Op
+from checker.replica import Replica
+from checker.toy import HEADER, PROBE, Toy, ToyFailure, batch_of
+
+from acclimate_service.state import (
+    ClientDeleted,
+    ClientScope,
+    ClientUnknown,
+    KeyReused,
+    KeyUsedBeforeDelete,
+    Limits,
+    Looked,
+    Policy,
+    Request,
+    StateError,
+)
+
+MODELS = ("0" * 15 + "a", "0" * 15 + "b")
+CONFIG = "config 0"
+LIMITS = {
+    "inline_max": 1000,
+    "full_max": 2000,
+    "chunk_bytes": 1500,
+    "lease_ms": 60,
+    "steal_after_ms": 25,
+    "journal_entries": 8,
+    "snapshot_entries": 4,
+    "snapshot_idle_ms": 80,
+    "upload_ttl_ms": 400,
+    "state_ttl_ms": 60_000,
+    "key_ttl_ms": 60_000,
+    "key_min_ms": 30_000,
+    "key_cap": 3,
+    "jitter_ms": 4,
+}
+SIZES: dict[str, Callable[[int], int]] = {
+    "small": lambda count: 200,
+    "large": lambda count: 4000,
+    "growing": lambda count: 200 + 250 * count,
+    "shrinking": lambda count: max(HEADER, 2600 - 250 * count),
+}
+FINAL = (ClientDeleted, ClientUnknown, KeyReused, KeyUsedBeforeDelete)
+"""Refusals that sending the same again does not change."""
+
+
+class History:
+    """Runs one seed against a Redis."""
+
+    def __init__(self, seed: int, profile: Profile, lab: Any) -> None:
+        self.seed = seed
+        self.profile = profile
+        self.client = ClientScope(f"h{seed}-{lab.serial()}")
+        self.faults = Faults({**profile.rates})
+        self.ops: list[Op] = []
+        self.deletions: list[Deletion] = []
+        self.crashed_harness: list[str] = []
+        self._lab = lab
+        self._rng = random.Random(f"history {seed}")
+        self._clock = asyncio.get_running_loop().time
+        self._models = MODELS if self._rng.random() < profile.second_model else MODELS[:1]
+        self._size = profile.size or self._rng.choice(list(SIZES))
+        unequal = self._rng.random() < profile.unequal
+        resend = self._rng.choice((0, 1, 2))
+        self.replicas = [self._replica(name, unequal, resend) for name in ("one", "two", "three")]
+        self._home = self._rng.choice(self.replicas)
+
+    def _replica(self, name: str, unequal: bool, resend: int) -> Replica:
+        rng = random.Random(f"{self.seed}/{name}/machine")
+        limits, journal = {**LIMITS, **self.profile.limits}, True
+        if unequal:
+            limits["inline_max"] = self._rng.choice((300, 1000, 5000))
+            journal = self._rng.random() < 0.7
+        machine = Toy(
+            SIZES[self._size],
+            fails=lambda: self.faults.active and rng.random() < self.profile.failing_steps,
+            refuses=lambda: self.faults.active and rng.random() < self.profile.failing_snapshots,
+            pause=lambda: rng.uniform(0, 0.004) if rng.random() < 0.5 else 0.0,
+        )
+        return Replica(
+            name,
+            self._lab.pool,
+            self.faults,
+            str(self.seed),
+            self.client,
+            machine,
+            Limits(**limits),
+            Policy(CONFIG, journal=journal),
+            resend,
+            self._lab.mutated(self.profile),
+        )
+
+    async def run(self) -> Ending:
+        callers = self._rng.randint(1, 3)
+        await asyncio.gather(*(self._caller(number) for number in range(callers)))
+        await self._lab.calm.wait()
+        await self._quiesce()
+        return await self._end()
+
+    async def _caller(self, number: int) -> None:
+        rng = random.Random(f"{self.seed}/caller {number}")
+        actions = {
+            self._predict: 60,
+            self._duplicates: 12 * self.profile.duplicates,
+            self._other_body: 6,
+            self._late_retry: 10,
+            self._reset: 6 * self.profile.resets,
+            self._delete: 4 * self.profile.deletes,
+            self._evict: 6,
+        }
+        for _ in range(rng.randint(4, 9)):
+            [action] = rng.choices(list(actions), list(actions.values()))
+            await action(rng)
+
+    # What callers do.
+
+    async def _predict(self, rng: random.Random) -> None:
+        op = self._new(rng, "predict", rng.randbytes(rng.choice((8, 8, 8, 1500))))
+        for _ in range(rng.randint(1, 8)):
+            call = await self._call(op, rng)
+            if call.fate == "acknowledged" or isinstance(call.error, FINAL):
+                return
+            await asyncio.sleep(rng.uniform(0, 0.02))
+
+    async def _duplicates(self, rng: random.Random) -> None:
+        """At once, or so that the second meets the first half-way."""
+        op, spread = self._new(rng, "predict", rng.randbytes(8)), rng.choice((0.0, 0.06))
+
+        async def one() -> None:
+            await asyncio.sleep(rng.uniform(0, spread))
+            await self._call(op, rng)
+
+        await asyncio.gather(*(one() for _ in range(rng.randint(2, 3))))
+
+    async def _other_body(self, rng: random.Random) -> None:
+        predictions = [op for op in self.ops if op.kind == "predict"]
+        if not predictions:
+            return await self._predict(rng)
+        first = rng.choice(predictions)
+        other = Op("predict", first.model, rng.randbytes(9), Request(first.request.rid, f"{rng.getrandbits(128):032x}"))
+        self.ops.append(other)
+        await self._call(other, rng)
+
+    async def _late_retry(self, rng: random.Random) -> None:
+        if not self.ops:
+            return await self._predict(rng)
+        await self._call(rng.choice(self.ops), rng)
+
+    async def _reset(self, rng: random.Random) -> None:
+        op = self._new(rng, "reset", rng.choice((b"", f"config {rng.randint(1, 9)}".encode())))
+        for _ in range(rng.randint(1, 3)):
+            call = await self._call(op, rng)
+            if call.fate == "acknowledged" or isinstance(call.error, FINAL):
+                return
+
+    async def _delete(self, rng: random.Random) -> None:
+        model = rng.choice(self._models)
+        for _ in range(2):
+            start = self._clock()
+            _, error = await self._outcome(rng.choice(self.replicas).start(model, lambda session: session.delete()))
+            fate = self._fate(error)
+            self.deletions.append(Deletion(start, self._clock(), fate))
+            if fate == "acknowledged":
+                return
+
+    async def _evict(self, rng: random.Random) -> None:
+        replica = rng.choice(self.replicas)
+        await self._outcome(replica.start(rng.choice(self._models), lambda session: session.evict()))
+
+    # How their calls end.
+
+    def _new(self, rng: random.Random, kind: Literal["predict", "reset"], content: bytes) -> Op:
+        rid, fingerprint = f"{rng.getrandbits(128):032x}", f"{rng.getrandbits(128):032x}"
+        self.ops.append(Op(kind, rng.choice(self._models), content, Request(rid, fingerprint)))
+        return self.ops[-1]
+
+    async def _call(self, op: Op, rng: random.Random) -> Call:
+        """On any replica, and now and then for the other model, as while a service moves from one to the next."""
+        home = rng.random() < self.profile.affinity
+        model = rng.choice(self._models) if rng.random() < self.profile.switches else op.model
+        return await self._call_on(op, self._home if home else rng.choice(self.replicas), model)
+
+    async def _call_on(self, op: Op, replica: Replica, model: str) -> Call:
+        start = self._clock()
+        if op.kind == "predict":
+            batch = batch_of(op.content)
+            task = replica.start(model, lambda session: self.profile.apply(session, op.request, batch), op.request)
+        else:
+            config = op.content.decode()
+            task = replica.start(model, lambda session: session.reset(op.request, config), op.request)
+        applied, error = await self._outcome(task)
+        self._lab.acknowledged += error is None
+        op.calls.append(Call(model, replica.name, start, self._clock(), self._fate(error), applied, error))
+        return op.calls[-1]
+
+    async def _outcome(self, task: asyncio.Task[Any]) -> tuple[Any, BaseException | None]:
+        await asyncio.wait([task])
+        if task.cancelled():
+            return None, asyncio.CancelledError()
+        error = task.exception()
+        return (None, error) if error else (task.result(), None)
+
+    def _fate(self, error: BaseException | None) -> Fate:
+        if error is None:
+            return "acknowledged"
+        if isinstance(error, StateError):
+            return "unknown" if error.committed else "refused"
+        if isinstance(error, ToyFailure):
+            return "refused"
+        if not isinstance(error, asyncio.CancelledError):
+            self.crashed_harness.append(f"unexpected {error!r}")
+        return "unknown"
+
+    # The end.
+
+    async def _quiesce(self) -> None:
+        self.faults.active = False
+        while self.faults.detached:
+            await asyncio.wait(set(self.faults.detached))
+        for replica in self.replicas:
+            replica.crash()
+        while under_way := self.faults.exchanges | self.faults.detached:
+            await asyncio.wait(under_way)
+        await asyncio.gather(*(replica.idle() for replica in self.replicas))
+        await asyncio.sleep(LIMITS["lease_ms"] / 1000)
+
+    async def _end(self) -> Ending:
+        """Read what is durable, repeat half of what was acknowledged, and read again."""
+        life, problems = await self._lab.inspect(self)
+        seen = await self._look()
+        acknowledged = [op for op in self.ops if op.applied]
+        for op in self._rng.sample(acknowledged, (len(acknowledged) + 1) // 2):
+            call = await self._call_on(op, self.replicas[0], op.applied[0].model)
+            ended = op.applied[0].life != life
+            if call.fate != "acknowledged" and not (ended and isinstance(call.error, KeyUsedBeforeDelete)):
+                problems.append(f"an acknowledged request repeated in the end: {call.error!r}")
+        if await self._look() != seen:
+            problems.append("repeating acknowledged requests changed the state")
+        for replica in self.replicas:
+            replica.crash()
+            await replica.idle()
+        return Ending(life, seen, problems)
+
+    async def _look(self) -> dict[str, Looked]:
+        seen = {}
+        for model in self._models:
+            seen[model] = await self.replicas[0].start(model, lambda session: session.look(batch_of(PROBE)))
+        return {model: Looked(look.seq, look.answer, "restored") for model, look in seen.items()}

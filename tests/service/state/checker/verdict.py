@@ -1,0 +1,143 @@
+"""Judges a history: is there one order of its operations that explains all that was said, and all that is stored?"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+from checker.history import CONFIG, History
+from checker.records import Ending, Op
+from checker.toy import PROBE, ToyState, advance, answer_of, initial
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One life of the client in one model scope: what was acknowledged at which version, up to the last one known."""
+
+    life: str
+    model: str
+    placed: dict[int, Op]
+    length: int
+    probe: bytes | None  # what the durable state answers; None where it is gone
+
+
+def judge(history: History, ending: Ending) -> list[str]:
+    """Everything that is wrong, in words; empty if nothing is."""
+    problems = [*history.crashed_harness, *ending.problems]
+    problems += _one_answer_per_key(history)
+    problems += _silence_of_the_deleted(history)
+    problems += _answers_to_be_had(history)
+    scopes, misplaced = _scopes(history, ending)
+    problems += misplaced
+    problems += [problem for scope in scopes for problem in _real_time(scope)]
+    dead = {scope.life for scope in scopes} - {ending.life}
+    if len(dead) > sum(deletion.fate != "refused" for deletion in history.deletions):
+        problems.append("a life ended that nobody deleted")
+    if not problems and not _explained(history, scopes):
+        problems.append("no order of the operations explains the answers and the final state")
+    return problems
+
+
+def _one_answer_per_key(history: History) -> Iterator[str]:
+    """I2, I5."""
+    said = defaultdict(set)
+    for op in history.ops:
+        for applied in op.applied:
+            said[op.request.rid].add((id(op), applied.life, applied.model, applied.seq))
+        if len({applied.answer for applied in op.applied} - {None}) > 1:
+            yield f"{_name(history, op)} got two answers"
+    for places in said.values():
+        if len(places) > 1:
+            yield f"one key was applied as {sorted(place[1:] for place in places)}"
+
+
+def _answers_to_be_had(history: History) -> Iterator[str]:
+    """An answer may be gone only if a reset dropped the journal it could be computed from."""
+    resets = [op for op in history.ops if op.kind == "reset" and op.calls]
+    for op in history.ops:
+        for call in op.calls:
+            if op.kind == "reset" or not call.applied or call.applied.answer is not None:
+                continue
+            if call.model == call.applied.model and not any(reset.start < call.end for reset in resets):
+                yield f"the answer of {_name(history, op)} is gone"
+
+
+def _silence_of_the_deleted(history: History) -> Iterator[str]:
+    lives = defaultdict(list)
+    for op in history.ops:
+        for call in op.calls:
+            if call.applied:
+                lives[call.applied.life].append(call)
+    for deletion in history.deletions:
+        for life, calls in lives.items():
+            before = any(call.end < deletion.start for call in calls)
+            if deletion.fate == "acknowledged" and before and any(call.start > deletion.end for call in calls):
+                yield f"life {life} spoke after it was deleted"
+
+
+def _scopes(history: History, ending: Ending) -> tuple[list[Scope], list[str]]:
+    placed: dict[tuple[str, str], dict[int, Op]] = defaultdict(dict)
+    problems = []
+    for op in history.ops:
+        for applied in op.applied[:1]:
+            other = placed[applied.life, applied.model].setdefault(applied.seq, op)
+            if other is not op:
+                problems.append(f"{_name(history, op)} and {_name(history, other)} are both version {applied.seq}")
+    for model in ending.seen:
+        if ending.life:
+            placed[ending.life, model] = placed[ending.life, model]
+    scopes = []
+    for (life, model), ops in placed.items():
+        last = max(ops, default=0)
+        if life != ending.life:
+            scopes.append(Scope(life, model, ops, last, None))
+            continue
+        scopes.append(Scope(life, model, ops, ending.seen[model].seq, ending.seen[model].answer))
+        if last > ending.seen[model].seq:
+            problems.append(f"version {last} was acknowledged, version {ending.seen[model].seq} is stored")
+    return scopes, problems
+
+
+def _real_time(scope: Scope) -> Iterator[str]:
+    for (seq, op), (other_seq, other) in permutations(scope.placed.items(), 2):
+        if op.acknowledged < other.start and seq > other_seq:
+            yield f"version {other_seq} was asked for after version {seq} had been answered"
+
+
+def _explained(history: History, scopes: list[Scope]) -> bool:
+    """Search for operations of unknown outcome that fill the versions nobody was told of (I1, I3, I4)."""
+    uncertain = [op for op in history.ops if op.uncertain]
+    taken = {op.request.rid for scope in scopes for op in scope.placed.values()}
+
+    def scope_at(index: int, used: frozenset[str]) -> bool:
+        return index == len(scopes) or version(index, 1, initial(CONFIG), used)
+
+    def version(index: int, seq: int, state: ToyState, used: frozenset[str]) -> bool:
+        scope = scopes[index]
+        if seq > scope.length:
+            fine = scope.probe is None or scope.probe == answer_of(advance(state, PROBE))
+            return fine and scope_at(index + 1, used)
+        if seq in scope.placed:
+            op = scope.placed[seq]
+            following = _apply(state, op)
+            answers = {applied.answer for applied in op.applied} - {None}
+            fine = op.kind == "reset" or answers <= {answer_of(following)}
+            return fine and version(index, seq + 1, following, used)
+        deadline = min((op.acknowledged for later, op in scope.placed.items() if later > seq), default=float("inf"))
+        return any(
+            version(index, seq + 1, _apply(state, op), used | {op.request.rid})
+            for op in uncertain
+            if scope.model in op.models and op.request.rid not in used and op.start < deadline
+        )
+
+    return scope_at(0, frozenset(taken))
+
+
+def _apply(state: ToyState, op: Op) -> ToyState:
+    if op.kind == "predict":
+        return advance(state, op.content)
+    return initial(op.content.decode() or state.config)
+
+
+def _name(history: History, op: Op) -> str:
+    return f"{op.kind} {history.ops.index(op)}"
