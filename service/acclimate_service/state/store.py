@@ -113,16 +113,15 @@ class StateStore:
             model: model scope.
             basis: what the state was computed from: that of the last `Loaded`, `Committed` or `Conflict`.
             attempt: the request, and the tag of this try.
-            state: the bytes of `State.to_bytes()`; above `inline_max` they are uploaded in chunks first,
+            state: the bytes of `State.to_bytes()`; above `inline_max` they are uploaded in chunks first.
             adapter: name of the adapter that made the state.
             config: adapter and hyper-parameters, read back as `Head.config`.
             answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
-            inline: unless this says that they go into the head whatever their size.
+            inline: put the state into its head whatever its size.
         """
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
-        placed = None
-        if len(state) > self._limits.inline_max and not inline:
-            placed = await self._snapshots.upload(client, model, basis.life, sealed.blob)
+        whole = inline or len(state) <= self._limits.inline_max
+        placed = None if whole else await self._snapshots.upload(client, model, basis.life, sealed.blob)
         if isinstance(placed, Conflict | Gone):
             return placed
         sid = placed.sid if placed else ""
