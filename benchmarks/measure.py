@@ -39,13 +39,20 @@ class Timing:
         return f"{line}{ratio:>8.2f}  <= {target} {'met' if ratio <= target else 'MISSED'}"
 
 
-def in_turn(repeats: int, *works: Callable[[], object]) -> tuple[Timing, ...]:
-    """Time each piece of work `repeats` times, one after the other in turn, after a warm-up."""
+def in_turn(repeats: int, *works: Callable[[], object], block: int = 1) -> tuple[Timing, ...]:
+    """Time each piece of work `repeats` times, in turn, after a warm-up.
+
+    `block` is how often a piece of work runs before the next one has its turn. More than once is fairer where they run
+    in different processes: idle threads of OpenMP keep their cores busy for some milliseconds.
+    """
     times: tuple[list[float], ...] = tuple([] for _ in works)
-    for repeat in range(WARM_UP + repeats):
-        for work, list_ in zip(works, times, strict=True):
-            began = time.perf_counter()
+    for _ in range(WARM_UP):
+        for work in works:
             work()
-            if repeat >= WARM_UP:
-                list_.append(time.perf_counter() - began)
-    return tuple(Timing(tuple(list_)) for list_ in times)
+    for _ in range(-(-repeats // block)):
+        for work, seconds in zip(works, times, strict=True):
+            for _ in range(block):
+                began = time.perf_counter()
+                work()
+                seconds.append(time.perf_counter() - began)
+    return tuple(Timing(tuple(seconds)) for seconds in times)

@@ -22,12 +22,14 @@ from measure import Timing, in_turn
 
 from acclimate_adapters import create
 from acclimate_client import Client
+from acclimate_service.memory import keep_freed_memory
 from acclimate_store import Catalogue, load_streams
 
 ROOT = Path(__file__).parents[1]
 BUNDLES = ROOT / "model_store/bundles"
 SAMPLES = ROOT / "model_store/samples/fashion-hybrid/streams.npz"
 TARGET_MS = 5.0
+BLOCK = 20
 
 
 @contextmanager
@@ -77,11 +79,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=200)
     repeats = parser.parse_args().repeats
+    keep_freed_memory()  # as the service does
     print(f"fashion-cnn, 20 x 1 x 28 x 28 raw uint8, CPU, {torch.get_num_threads()} threads, {repeats} repeats in turn")
     print(Timing.header())
     for adapter in ("none", "atp"):
         with running_service(adapter) as client:
-            alone, served = in_turn(repeats, in_process(adapter), over_http(client))
+            alone, served = in_turn(repeats, in_process(adapter), over_http(client), block=BLOCK)
         extra = served.median - alone.median
         print(alone.row(f"{adapter} in process"))
         print(served.row(f"{adapter} over HTTP, durable"))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Step
@@ -76,7 +77,12 @@ def collapsed(adapted: Tensor, frozen: Tensor) -> bool:
 
 
 def _finite(state: State) -> bool:
-    return all(bool(t.isfinite().all()) for t in state.tensors.values() if t.is_floating_point())
+    tensors = [t for t in state.tensors.values() if t.is_floating_point()]
+    if not tensors:
+        return True
+    # One number that is finite only if all are, and one wait for the device. It may overflow: then look closer.
+    total = torch.stack([t.sum().to(tensors[0]) for t in tensors]).sum()
+    return bool(total.isfinite()) or all(bool(t.isfinite().all()) for t in tensors)
 
 
 def _signalling(step: Step, *, collapse: bool) -> Step:

@@ -18,6 +18,7 @@ from acclimate_service.app import create_app
 from acclimate_service.bench import cli as bench
 from acclimate_service.cohort import Round
 from acclimate_service.embedded import EmbeddedRedisError, running_at
+from acclimate_service.memory import keep_freed_memory
 from acclimate_service.offers import summary
 from acclimate_service.service import Service, open_service
 from acclimate_service.settings import Settings, SettingsError, read_settings
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_server(_: argparse.Namespace) -> int:
     settings = read_settings()
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings))
     return 0

@@ -31,7 +31,7 @@ from acclimate_service.state import ClientScope, StateCorrupt, StateError, new_i
 from acclimate_service.state.cohorts import Cohort, Cohorts, Layers
 from acclimate_service.state.tasks import Tasks
 from acclimate_service.states import Change, ClientStates, Found
-from acclimate_service.worker import Worker
+from acclimate_service.worker import Worker, always
 
 _PATIENCE_S = 60.0
 """Longest wait for a client whose batches are being answered."""
@@ -140,7 +140,7 @@ class Rounds:
             with suppress(_SitsOut):
                 found = await self._found(client)
                 work = partial(self._fold, mean, found, before, r)
-                mean = await self._worker.run(work, _always)
+                mean = await self._worker.run(work, always)
                 participants.append(client)
         return mean, participants
 
@@ -223,10 +223,6 @@ class Rounds:
             await asyncio.sleep(self._cohorts.renew_s)
             with suppress(StateError):
                 await self._cohorts.lease(holder)
-
-
-async def _always() -> None:
-    """Admit work that no caller waits for."""
 
 
 async def _never() -> bool:

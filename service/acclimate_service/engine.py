@@ -15,7 +15,7 @@ from acclimate_service.problems import Problem
 from acclimate_service.state import ClientScope
 from acclimate_service.states import Change, ClientStates, Found
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.worker import Worker
+from acclimate_service.worker import Worker, always
 from acclimate_store import Bundle
 
 
@@ -95,7 +95,7 @@ class Engine:
         """Take a step for nobody, so that no client waits for what torch does only once."""
         configuration = self._configurations.default
         state = self._configurations.adapter(configuration).init(self._bundle.model)
-        await self._worker.run(lambda: self._step(configuration, state, images), _always)
+        await self._worker.run(lambda: self._step(configuration, state, images), always)
 
     async def _look(self, batch: Batch) -> Reply:
         """Answer as if the batch were to be folded in, and keep nothing."""
@@ -125,7 +125,3 @@ class Engine:
         except Exception as error:
             detail = "the adapter failed on this batch and nothing was changed; the log has the details"
             raise Problem("internal", detail) from error
-
-
-async def _always() -> None:
-    """Admit work that no caller waits for."""

@@ -23,7 +23,7 @@ from acclimate_service.state import Limits, StateError, StateStore, StoreFacts, 
 from acclimate_service.state.cohorts import Cohorts
 from acclimate_service.states import ClientStates
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.worker import Worker
+from acclimate_service.worker import Worker, always
 from acclimate_store import Bundle, BundleKey, Catalogue
 
 RETRY_WINDOW_MS = 600_000
@@ -73,20 +73,18 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         EmbeddedRedisError, StoreUnavailable, StoreUnfit: there is no Redis that could keep the states.
         SettingsError: a setting that this machine or model cannot serve, or one that contradicts another.
     """
-    bundle = Catalogue(settings.model_store, settings.allowed_imports).load(
-        *BundleKey.parse(settings.model), _device(settings.device)
-    )
-    configurations = _configurations(settings, bundle.model)
     limits = _limits(settings)
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
+        worker = Worker(settings.threads)
+        stack.callback(worker.close)
+        bundle = await worker.run(lambda: _load(settings), always)
+        configurations = _configurations(settings, bundle.model)
         url = settings.redis_url or (await stack.enter_async_context(EmbeddedRedis(settings.data_dir))).url
         wire = Wire(_connect(url), resend=limits.resend, jitter_ms=limits.jitter_ms)
         store = StateStore(wire, limits)
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
-        worker = Worker(settings.threads)
-        stack.callback(worker.close)
         cache = StateCache(settings.cache_bytes)
         states = ClientStates(bundle.model, configurations, store, limits, cache, telemetry)
         changes = Changes(states)
@@ -103,6 +101,11 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield Service(settings, bundle, configurations, states, engine, clients, rounds, telemetry, facts, wire)
+
+
+def _load(settings: Settings) -> Bundle:
+    catalogue = Catalogue(settings.model_store, settings.allowed_imports)
+    return catalogue.load(*BundleKey.parse(settings.model), _device(settings.device))
 
 
 def default_adapter(model: FrozenModel) -> str:

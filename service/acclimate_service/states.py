@@ -28,6 +28,7 @@ from acclimate_service.state import (
     Replay,
     StateError,
     StateStore,
+    StoreUnavailable,
     Used,
 )
 from acclimate_service.telemetry import Telemetry
@@ -198,12 +199,14 @@ class ClientStates:
                 return seq, "none"
             case Replay(seq=seq):
                 return seq, "stored"
+            case Absent(committed="unknown"):
+                raise StoreUnavailable("Redis lost a reply, and the reset may still be carried out", "unknown")
             case Absent() | Gone():
                 return None
             case Mismatch() | Used():
                 raise refusal(outcome)
-            case Conflict():
-                raise Problem("conflict", "the client's batches kept coming between; reset again")
+            case Conflict(committed=effect):
+                raise Problem("conflict", "the client's batches kept coming between; reset again", effect)
 
     async def delete(self, client: ClientScope) -> None:
         """Remove a client and all that was learned for it; nothing happens when there is none.
@@ -213,8 +216,9 @@ class ClientStates:
             StateError: Redis failed.
         """
         self._cache.drop(client.client)
-        if isinstance(await self._store.delete(client), Conflict):
-            raise Problem("conflict", "the client's batches kept coming between; delete again")
+        outcome = await self._store.delete(client)
+        if isinstance(outcome, Conflict):
+            raise Problem("conflict", "the client's batches kept coming between; delete again", outcome.committed)
 
     async def describe(self, client: ClientScope) -> Mapping[str, Any]:
         """Adapter, version, size and place of a client's state.

@@ -16,9 +16,17 @@ class Worker:
     """Runs one piece of work after the other, in the order of the callers, away from the event loop."""
 
     def __init__(self, threads: int | None = None) -> None:
-        """Start the thread; `threads` are those of one torch operation."""
+        """Start the thread; `threads` are those of one torch operation, by default as many as torch would take.
+
+        The calling thread is held to one: OpenMP's threads wait for work without sleeping only while those of all
+        callers fit on the cores, and a second caller with threads of its own makes every step a third slower.
+        """
+        threads = threads or torch.get_num_threads()
+        torch.set_num_threads(1)
         self._turn = asyncio.Lock()
-        self._executor = ThreadPoolExecutor(1, "acclimate-torch", initializer=_set_threads, initargs=(threads,))
+        self._executor = ThreadPoolExecutor(
+            1, "acclimate-torch", initializer=torch.set_num_threads, initargs=(threads,)
+        )
 
     async def run(
         self, work: Callable[[], T], admit: Callable[[], Awaitable[None]], patience: float | None = None
@@ -41,6 +49,5 @@ class Worker:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
+async def always() -> None:
+    """Admit work that no caller waits for."""
