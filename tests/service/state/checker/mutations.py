@@ -192,7 +192,12 @@ MUTATIONS: Mapping[str, Profile] = {
         patches=(Patch(Journal, "append", _append_as_if), Patch(StateStore, "commit", _commit_as_if)),
     ),
     "9 fence, tag and life in flip": Profile(
-        edits=_FLIP_CHECKS, rates=_raised(flip__delayed=0.3, flip__pause_before=0.2), deletes=3.0, size="large"
+        edits=_FLIP_CHECKS,
+        rates=_raised(flip__delayed=0.6, flip__pause_before=0.3),
+        failing_snapshots=0.0,
+        deletes=5.0,
+        size="large",
+        limits={"snapshot_entries": 2},
     ),
     "9 range in flip too": Profile(
         edits=(*_FLIP_CHECKS, Edit("flip", "at <= base or at > seq or snap ~= old_sid", "snap ~= old_sid")),
@@ -236,7 +241,9 @@ MUTATIONS: Mapping[str, Profile] = {
             Edit(name, "redis.call('HLEN', keys.snapshot) ~= tonumber(chunks)", "false") for name in ("flip", "commit")
         ),
         limits={"upload_ttl_ms": 25},
-        rates=_raised(chunk__pause_before=0.1),
+        rates=_raised(chunk__pause_before=0.25, flip__pause_before=0.25),
+        failing_snapshots=0.0,
+        size="large",
     ),
     "19 live sid in chunk": Profile(
         edits=(Edit("chunk", "if redis.call('HGET', head_key, 'snap') == sid then return {'OK'} end\n"),),
