@@ -53,6 +53,17 @@ def test_step_that_went_wrong_answers_frozen_and_keeps_the_state(
     assert torch.equal(step.logits, model.frozen(streams[0, 0]).logits)
 
 
+def huge_state(step: Step) -> Step:
+    return replace(step, state=replace(step.state, tensors={"t": torch.full((4,), 3e38), "u": torch.zeros(0)}))
+
+
+def test_state_whose_sum_overflows_is_finite_all_the_same(model: FrozenModel, streams: Tensor) -> None:
+    adapter = Broken(huge_state)
+    step = guarded_step(adapter, model, adapter.init(model), streams[0, 0])
+    assert step.signals["fallback"] == 0
+    assert float(step.state.tensors["t"].max()) == pytest.approx(3e38)
+
+
 def without_frozen_logits(step: Step) -> Step:
     return replace(collapse(step), frozen_logits=None)
 

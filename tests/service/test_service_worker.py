@@ -36,6 +36,18 @@ async def test_the_thread_uses_the_number_of_torch_threads_it_was_given(worker):
     assert await worker.run(torch.get_num_threads, always) == 1
 
 
+async def test_every_other_thread_is_held_to_one_so_that_openmp_need_not_sleep():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    worker = Worker()
+    try:
+        assert torch.get_num_threads() == 1
+        assert await worker.run(torch.get_num_threads, always) == 2
+    finally:
+        worker.close()
+        torch.set_num_threads(before)
+
+
 async def test_work_that_is_not_admitted_is_not_begun_and_does_not_block_the_next(worker):
     async def refuse():
         raise PermissionError
