@@ -32,6 +32,7 @@ Labels = Iterable[int | str | SupportsIndex]
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 IDEMPOTENCY_KEY = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")  # spaces at the ends do not survive in a header
 LONGEST_DEADLINE = 600.0  # seconds the server lets a request ask for
+LAST_BATCH_NUMBER = 2**53 - 1  # the largest that every JSON reader and Lua keep exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ def predict(
     *,
     adapt: bool,
     probabilities: bool,
+    batch_number: int | None,
     idempotency_key: str | None,
     layout: Layout | None,
     timeout: float,
@@ -113,13 +115,14 @@ def predict(
     """Returns the call that predicts one batch; see `Client.predict`."""
     check_timeout(timeout)
     path = f"{_client_path(client_id)}/predict"
+    number = _batch_number(batch_number, adapt)
     key = _key(idempotency_key)
     body = encode(images, layout)
     return Call(
         method="POST",
         path=path,
         read=partial(_replies.read_prediction, idempotency_key=key),
-        headers={**body.headers, "X-Request-Timeout-Ms": _deadline(timeout)},
+        headers={**body.headers, **number, "X-Request-Timeout-Ms": _deadline(timeout)},
         params={"adapt": _flag(adapt), "probabilities": _flag(probabilities)},
         content=body.content,
         timeout=timeout,
@@ -265,6 +268,16 @@ def _key(idempotency_key: str | None) -> str:
             f"idempotency_key is {key!r}; accepted are 1 to 255 printable ASCII characters, no space at either end"
         )
     return key
+
+
+def _batch_number(batch_number: int | None, adapt: bool) -> dict[str, str]:
+    if batch_number is None:
+        return {}
+    if not adapt:
+        raise ValueError(f"batch_number is {batch_number!r}, but with adapt=False no batch is counted; pass None")
+    if type(batch_number) is not int or not 1 <= batch_number <= LAST_BATCH_NUMBER:  # a bool is an int, too
+        raise ValueError(f"batch_number is {batch_number!r}; accepted are None and an int in 1..{LAST_BATCH_NUMBER}")
+    return {"X-Batch-Number": str(batch_number)}
 
 
 def _flag(value: bool) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -63,6 +64,7 @@ def read_prediction(reply: httpx.Response, idempotency_key: str) -> Prediction:
             signals=_signals(body.get("signals")),
             request_id=request_id(reply, body),
             idempotency_key=idempotency_key,
+            key_expires_at_earliest=_time(body.get("key_expires_at_earliest")),
         )
 
     return read(reply, build)
@@ -72,15 +74,12 @@ def read_client(reply: httpx.Response) -> ClientInfo:
     """Reads the reply to get."""
 
     def build(body: Json) -> ClientInfo:
-        state = _as(dict, body["state"])
         return ClientInfo(
             client_id=_as(str, body["client_id"]),
             model=_model(body["model"]),
             adapter=_as(str, body["adapter"]),
             hyperparameters=_as(dict, body.get("hyperparameters", {})),
-            state=StoredState(
-                _as(int, state["version"]), _as(str, state["status"]), _as(int, state["bytes"]), _as(str, state["tier"])
-            ),
+            state=_stored_state(_as(dict, body["state"])),
             request_id=request_id(reply, body),
         )
 
@@ -109,9 +108,7 @@ def read_enrolled(reply: httpx.Response, idempotency_key: str) -> EnrolResult:
     """Reads the reply to enroll."""
 
     def build(body: Json) -> EnrolResult:
-        enrolled = body.get("enrolled")
-        count = None if enrolled is None else _as(int, enrolled)
-        return EnrolResult(enrolled=count, **_change(reply, body, idempotency_key))
+        return EnrolResult(enrolled=_optional(int, body.get("enrolled")), **_change(reply, body, idempotency_key))
 
     return read(reply, build)
 
@@ -163,6 +160,7 @@ def _change(reply: httpx.Response, body: Json, idempotency_key: str) -> dict[str
         "state": _state(body["state"]),
         "request_id": request_id(reply, body),
         "idempotency_key": idempotency_key,
+        "key_expires_at_earliest": _time(body.get("key_expires_at_earliest")),
     }
 
 
@@ -190,6 +188,24 @@ def _state(value: object) -> StateInfo:
         status=_as(str, fields["status"]),
         committed=committed(fields["committed"]),
         replayed=_as(str, fields["replayed"]),
+        durability=_as(str, fields.get("durability", "unknown")),
+        lost=_as(int, fields.get("lost", 0)),
+    )
+
+
+def _stored_state(fields: Json) -> StoredState:
+    expires_in_s = fields.get("expires_in_s")
+    return StoredState(
+        version=_as(int, fields["version"]),
+        status=_as(str, fields["status"]),
+        bytes=_as(int, fields["bytes"]),
+        tier=_as(str, fields["tier"]),
+        durability=_as(str, fields.get("durability", "unknown")),
+        base=_optional(int, fields.get("base")),
+        journal_entries=_optional(int, fields.get("journal_entries")),
+        journal_bytes=_optional(int, fields.get("journal_bytes")),
+        owner=_optional(str, fields.get("owner")),
+        expires_in_s=None if expires_in_s is None else _number(expires_in_s),
     )
 
 
@@ -241,6 +257,19 @@ def _as(kind: type[T], value: object) -> T:
     if isinstance(value, kind):
         return value
     raise TypeError(f"expected {kind.__name__}, found {value!r}"[:EXCERPT])
+
+
+def _optional(kind: type[T], value: object) -> T | None:
+    return None if value is None else _as(kind, value)
+
+
+def _time(value: object) -> datetime | None:
+    if value is None:
+        return None
+    time = datetime.fromisoformat(_as(str, value))
+    if time.tzinfo is None:
+        raise ValueError(f"expected a time with its offset from UTC, found {value!r}"[:EXCERPT])
+    return time.astimezone(UTC)
 
 
 def _number(value: object) -> float:

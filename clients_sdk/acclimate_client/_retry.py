@@ -1,13 +1,17 @@
 """Whether a failed attempt is followed by another, and when. Nothing here sends or waits."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import httpx
 
 from acclimate_client._calls import Call
 from acclimate_client._problems import from_httpx
 from acclimate_client.errors import AcclimateClientError, ProblemError
+from acclimate_client.results import Prediction
+
+T = TypeVar("T")
 
 BASE_SECONDS = 0.25
 DOUBLINGS = 5  # the range of the back-off ends at 8 s
@@ -55,6 +59,14 @@ class Retries:
         if not error.retryable or self._failures > self._allowed or asked > LONGEST_RETRY_AFTER:
             raise error
         return asked + backoff(self._failures - 1, self._random())
+
+    def settled(self, result: T) -> T:
+        """Returns the result of the last attempt, with what the earlier ones may have done to the state."""
+        # An unadapted answer speaks of its own attempt: without Redis nobody knows what became of the others.
+        in_doubt = self._call.writes and self._maybe_committed
+        if in_doubt and isinstance(result, Prediction) and result.state.committed is False:
+            return replace(result, state=replace(result.state, committed="unknown"))
+        return result
 
     def _record(self, error: AcclimateClientError) -> None:
         self._failures += 1

@@ -55,6 +55,7 @@ class AsyncClient:
         *,
         adapt: bool = True,
         probabilities: bool = False,
+        batch_number: int | None = None,
         idempotency_key: str | None = None,
         layout: Layout | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - the server's deadline too, and one signature for both clients
@@ -67,6 +68,7 @@ class AsyncClient:
             images,
             adapt=adapt,
             probabilities=probabilities,
+            batch_number=batch_number,
             idempotency_key=idempotency_key,
             layout=layout,
             timeout=self._settings.timeout if timeout is None else timeout,
@@ -155,7 +157,7 @@ class AsyncClient:
         retries = Retries(call, self._settings.max_retries, self._random)
         while True:
             try:
-                return call.read(await self._http.send(call.request(self._http)))
+                return retries.settled(call.read(await self._http.send(call.request(self._http))))
             except (httpx.RequestError, AcclimateClientError) as error:
                 delay = retries.after(error)
             await self._sleep(delay)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Client:
     """Talks to an Acclimate service; may be shared by threads. Close it, or use it as a context manager.
 
-    Failures that may pass (connection, timeout, overload, draining, a key still running) are tried again under the
+    Failures that may pass (connection, timeout, overload, a key still running) are tried again under the
     same idempotency key, so a batch is applied once however often it is sent.
 
     Args:
@@ -66,6 +66,7 @@ class Client:
         *,
         adapt: bool = True,
         probabilities: bool = False,
+        batch_number: int | None = None,
         idempotency_key: str | None = None,
         layout: Layout | None = None,
         timeout: float | None = None,
@@ -78,6 +79,9 @@ class Client:
                 [B, C, H, W]; or a list of PNG or JPEG files given as paths, bytes or PIL images.
             adapt: Whether the batch changes the client's state.
             probabilities: Whether the reply holds the whole posterior.
+            batch_number: Position of the batch in the client's stream, an int in 1..2^53-1. Where an equal or later
+                one was applied before, the batch is refused; numbers that were left out are told by the signal
+                `skipped_batches`. None, the only choice with `adapt=False`: batches are applied as they come.
             idempotency_key: 1 to 255 printable ASCII characters; default a new UUID. Pass the key of an earlier call
                 with the same images to learn what became of it: the batch is not applied again.
             layout: Order of the axes of arrays, for shapes that fit the model in two ways.
@@ -86,6 +90,7 @@ class Client:
         Raises:
             TypeError, ValueError: An argument is of no accepted type or out of range. Nothing was sent.
             OSError: An image file cannot be read. Nothing was sent.
+            OutOfOrderError: A batch of this or a later number was applied before.
             AcclimateClientError: What became of the request; see `acclimate_client.errors`.
         """
         return self._run(
@@ -94,6 +99,7 @@ class Client:
                 images,
                 adapt=adapt,
                 probabilities=probabilities,
+                batch_number=batch_number,
                 idempotency_key=idempotency_key,
                 layout=layout,
                 timeout=self._settings.timeout if timeout is None else timeout,
@@ -256,7 +262,7 @@ class Client:
         retries = Retries(call, self._settings.max_retries, self._random)
         while True:
             try:
-                return call.read(self._http.send(call.request(self._http)))
+                return retries.settled(call.read(self._http.send(call.request(self._http))))
             except (httpx.RequestError, AcclimateClientError) as error:
                 delay = retries.after(error)
             self._sleep(delay)

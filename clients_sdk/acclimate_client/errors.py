@@ -14,6 +14,7 @@ AcclimateClientError
     - ClientDeletedError
     - KeyUsedBeforeDeleteError
     - OtherModelError
+    - OutOfOrderError
     - StateMismatchError
     - PreconditionFailedError
     - BodyTooLargeError
@@ -38,9 +39,11 @@ AcclimateClientError
     - InvalidStateError
     - TooManyRequestsError
     - InternalError
+    - StepFailedError
     - StoreUnavailableError
     - StateCorruptError
-    - DrainingError
+    - StateUnreadableError
+    - JournalFullError
     - DeadlineExceededError
     - StoreFullError
 """
@@ -153,6 +156,10 @@ class OtherModelError(ProblemError):
     """`other_model` (409): the batch of this key was applied to another model, and its answer is gone."""
 
 
+class OutOfOrderError(ProblemError):
+    """`out_of_order` (409): a batch of this or a later number was applied before."""
+
+
 class StateMismatchError(ProblemError):
     """`state_mismatch` (409): the imported state is of another adapter or model: configure the client first."""
 
@@ -249,6 +256,10 @@ class InternalError(ProblemError):
     """`internal` (500): the server failed."""
 
 
+class StepFailedError(ProblemError):
+    """`step_failed` (500): the adapter failed on this batch."""
+
+
 class StoreUnavailableError(ProblemError):
     """`store_unavailable` (503): Redis does not answer, so the batch cannot be made durable."""
 
@@ -257,8 +268,12 @@ class StateCorruptError(ProblemError):
     """`state_corrupt` (503): the client's stored state fails its checks: reset or delete the client."""
 
 
-class DrainingError(ProblemError):
-    """`draining` (503): the replica is shutting down."""
+class StateUnreadableError(ProblemError):
+    """`state_unreadable` (503): the client's state cannot be computed again from its journal: only a reset helps."""
+
+
+class JournalFullError(ProblemError):
+    """`journal_full` (503): the client's journal takes no batch until a snapshot of its state succeeds."""
 
 
 class DeadlineExceededError(ProblemError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,23 @@ class StateInfo:
     Attributes:
         version: Number of changes applied to the client's state so far.
         status: cold (first batch of this client), warm (in the replica's memory), restored (loaded from Redis),
-            reset or frozen.
-        committed: Whether this call changed the state; "unknown" if that could not be told.
+            reset, rolled_back (Redis lost changes that were acknowledged) or frozen (Redis is away, and the
+            operator chose that the global model answers meanwhile).
+        committed: Whether this call changed the state; "unknown" if that could not be told: repeated under its key,
+            the call is applied if it was not.
         replayed: none (the first time this call is answered), stored or recomputed (a retry: the first answer
             again), unavailable (a retry: the change was applied, but its answer is gone).
+        durability: What survives a crash of Redis's host: always (all that was acknowledged), everysec (all but
+            the last 2 s or so), none or unknown.
+        lost: Number of acknowledged changes that Redis lost, 0 unless rolled_back.
     """
 
     version: int
     status: str
     committed: Committed
     replayed: str
+    durability: str = "unknown"
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +56,10 @@ class Prediction:
         indices: Class index of each image, int64 in 0..K-1. [B]
         confidence: Probability of that class, float64 in 0..1. [B]
         probabilities: Posterior of each image, float64, rows sum to 1; None unless asked for. [B, K]
-        signals: Label-free measurements of the adapter by name.
+        signals: Label-free measurements of the adapter by name; `skipped_batches`, only for numbered batches after
+            a gap, is how many numbers are missing.
         idempotency_key: Key the batch was applied under; repeating the call with it returns this answer.
+        key_expires_at_earliest: Until when the key is remembered for sure, in UTC; None if the server does not say.
     """
 
     client_id: str
@@ -63,6 +73,7 @@ class Prediction:
     signals: Mapping[str, float | tuple[float, ...]]
     request_id: str
     idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +82,26 @@ class StoredState:
 
     Attributes:
         version: Number of changes applied so far.
-        status: As in `StateInfo`.
+        status, durability: As in `StateInfo`.
         bytes: Size of the state.
         tier: Where it was found, e.g. the replica's memory or Redis.
+        base: Version that Redis holds whole; the journal leads from there to `version`. None if not said.
+        journal_entries: Batches in the journal; None if not said.
+        journal_bytes: Size of the journal; None if not said.
+        owner: Replica that writes the journal now, None if none does or it is not said.
+        expires_in_s: Seconds until the state expires, unless the client is heard of again; None if not said.
     """
 
     version: int
     status: str
     bytes: int
     tier: str
+    durability: str = "unknown"
+    base: int | None = None
+    journal_entries: int | None = None
+    journal_bytes: int | None = None
+    owner: str | None = None
+    expires_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +122,11 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """A client put back to the global model."""
+    """A client put back to the global model.
+
+    Attributes:
+        key_expires_at_earliest: As in `Prediction`.
+    """
 
     client_id: str
     model: ModelRef
@@ -108,6 +134,7 @@ class ResetResult:
     state: StateInfo
     request_id: str
     idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +144,7 @@ class ConfigureResult:
     Attributes:
         hyperparameters: Those stated; the others have their defaults.
         changed: Whether the client had another configuration before; its state was reset then.
+        key_expires_at_earliest: As in `Prediction`.
     """
 
     client_id: str
@@ -127,6 +155,7 @@ class ConfigureResult:
     state: StateInfo
     request_id: str
     idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +164,7 @@ class EnrolResult:
 
     Attributes:
         enrolled: Number of images; None where the answer of a repeated call is gone.
+        key_expires_at_earliest: As in `Prediction`.
     """
 
     client_id: str
@@ -144,11 +174,16 @@ class EnrolResult:
     state: StateInfo
     request_id: str
     idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """A client that goes on from an imported state."""
+    """A client that goes on from an imported state.
+
+    Attributes:
+        key_expires_at_earliest: As in `Prediction`.
+    """
 
     client_id: str
     model: ModelRef
@@ -156,6 +191,7 @@ class ImportResult:
     state: StateInfo
     request_id: str
     idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ import pytest
 from acclimate_client import AsyncClient, Client
 
 MODEL = {"name": "fashion-cnn", "version": "1"}
+KEY_EXPIRES = {"key_expires_at_earliest": "2031-05-06T07:08:09Z"}
+JOURNAL = {"base": 3, "journal_entries": 2, "journal_bytes": 1568, "owner": "replica-1"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def usual_answer(request: Recorded) -> Reply:
     """What a healthy service says, with members of a later version that this client does not know."""
     client_id = request.path.split("/")[2] if request.path.startswith("/clients/") else ""
     known = {"client_id": client_id, "model": MODEL | {"stage": "prod"}, "adapter": "atp", "later": {"a": 1}}
-    state = {"version": 5, "status": "warm", "committed": True, "replayed": "none", "later": 1}
+    known |= KEY_EXPIRES if "Idempotency-Key" in request.headers else {}
+    state = {"version": 5, "status": "warm", "committed": True, "replayed": "none", "durability": "always", "later": 1}
     if request.method == "DELETE":
         return Reply(204)
     if request.path.endswith("/predict"):
@@ -81,7 +84,8 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(body={"models": [known | catalogue_entry()]})
     if request.path.startswith("/v2/health/"):
         return Reply(body={"live": True, "ready": True, "reason": None})
-    return Reply(body=known | {"state": {"version": 5, "status": "warm", "bytes": 812, "tier": "redis"}})
+    stored = {"version": 5, "status": "warm", "bytes": 812, "tier": "redis", "durability": "always"}
+    return Reply(body=known | {"state": stored | JOURNAL | {"expires_in_s": 2591999.5}})
 
 
 def predictions(request: Recorded) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_labels_go_with_arrays_in_a_header(client, server, labels):
     assert json.loads(request.headers["X-Labels"]) == [3, "Coat"]
     assert (request.headers["X-Tensor-Shape"], request.headers["X-Request-Timeout-Ms"]) == ("2,3,3", "2500")
     assert result.enrolled == 2
-    assert result.state == StateInfo(version=5, status="warm", committed=True, replayed="none")
+    assert result.state == StateInfo(5, "warm", committed=True, replayed="none", durability="always")
 
 
 def test_an_array_of_labels_will_do(client, server):

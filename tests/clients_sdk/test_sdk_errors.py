@@ -100,7 +100,18 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-MEMBERS = st.sampled_from(["client_id", "model", "adapter", "predictions", "probabilities", "state", "signals"])
+MEMBERS = st.sampled_from(
+    [
+        "client_id",
+        "model",
+        "adapter",
+        "predictions",
+        "probabilities",
+        "state",
+        "signals",
+        "key_expires_at_earliest",
+    ]
+)
 HEALTHY = {
     "client_id": "cam-7",
     "model": {"name": "m", "version": "1"},

@@ -24,7 +24,7 @@ def test_a_prediction_holds_what_the_server_said(client):
     assert prediction.indices.tolist() == [3, 3]
     assert prediction.confidence.tolist() == [0.75, 0.75]
     assert prediction.probabilities.shape == (2, 4)
-    assert prediction.state == StateInfo(version=5, status="warm", committed=True, replayed="none")
+    assert prediction.state == StateInfo(5, "warm", committed=True, replayed="none", durability="always")
 
 
 def test_posteriors_are_none_unless_asked_for(client, server):
@@ -87,7 +87,18 @@ def test_a_replay_whose_answer_is_gone_is_an_empty_prediction(client, server, pl
 
 
 def test_get_describes_the_stored_state(client):
-    assert client.get("cam-7").state == StoredState(version=5, status="warm", bytes=812, tier="redis")
+    assert client.get("cam-7").state == StoredState(
+        version=5,
+        status="warm",
+        bytes=812,
+        tier="redis",
+        durability="always",
+        base=3,
+        journal_entries=2,
+        journal_bytes=1568,
+        owner="replica-1",
+        expires_in_s=2591999.5,
+    )
 
 
 def test_reset_sends_a_key_and_says_what_became_of_the_state(client, server):

@@ -13,7 +13,7 @@ from acclimate_client import ConnectionFailed, ProblemError, Timeout, Unexpected
 from acclimate_client._problems import retry_after
 from acclimate_client._retry import backoff
 from acclimate_client.errors import (
-    DrainingError,
+    JournalFullError,
     KeyReusedError,
     OtherModelError,
     StoreFullError,
@@ -25,8 +25,8 @@ IMAGES = np.zeros((2, 3, 3), np.uint8)
 CUT_REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
 
 
-def draining(play, **more):
-    return play.problem("draining", 503, retryable=True, **{"state_committed": False} | more)
+def full(play, **more):
+    return play.problem("journal_full", 503, retryable=True, **{"state_committed": False} | more)
 
 
 def keys(server):
@@ -34,7 +34,7 @@ def keys(server):
 
 
 def test_a_503_is_tried_again_with_the_same_key_and_body(client, server, play, slept):
-    server.play(draining(play))
+    server.play(full(play))
     prediction = client.predict("cam-7", IMAGES)
     assert keys(server) == [prediction.idempotency_key] * 2
     assert server.requests[0].body == server.requests[1].body
@@ -116,15 +116,15 @@ def test_waits_double_up_to_eight_seconds_and_then_the_last_error_is_raised(conn
 
 
 def test_no_retries_means_one_attempt(connect, server, play, slept):
-    server.play(draining(play))
-    with pytest.raises(DrainingError):
+    server.play(full(play))
+    with pytest.raises(JournalFullError):
         connect(server.url, max_retries=0).predict("cam-7", IMAGES)
     assert (len(server.requests), slept) == (1, [])
 
 
 @pytest.mark.parametrize("method", ["get", "reset", "delete"])
 def test_other_methods_are_tried_again_too(client, server, play, method):
-    server.play(draining(play), play.drop())
+    server.play(full(play), play.drop())
     getattr(client, method)("cam-7")
     assert len(server.requests) == 3
     assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 1
@@ -157,15 +157,15 @@ def test_a_timeout_may_have_changed_the_state(connect, server, play):
 
 
 def test_not_committed_by_the_last_attempt_is_not_enough_after_one_of_unknown_outcome(client, server, play):
-    server.play(play.drop(), *[draining(play)] * 4)
-    with pytest.raises(DrainingError) as caught:
+    server.play(play.drop(), *[full(play)] * 4)
+    with pytest.raises(JournalFullError) as caught:
         client.predict("cam-7", IMAGES)
     assert caught.value.state_committed == "unknown"
 
 
 def test_not_committed_by_any_attempt_is_not_committed(client, server, play):
-    server.play(*[draining(play)] * 5)
-    with pytest.raises(DrainingError) as caught:
+    server.play(*[full(play)] * 5)
+    with pytest.raises(JournalFullError) as caught:
         client.predict("cam-7", IMAGES)
     assert caught.value.state_committed is False
 
@@ -206,7 +206,7 @@ def test_a_refusal_reports_the_servers_detail_and_request(client, server, play):
 def test_retries_leak_no_connections(connect, server, play):
     client = connect(server.url, max_retries=3)
     for _ in range(60):  # with two leaks a call, beyond the 100 connections of the pool
-        server.play(draining(play), play.drop(CUT_REPLY), play.drop())
+        server.play(full(play), play.drop(CUT_REPLY), play.drop())
         client.predict("cam-7", IMAGES)
     assert server.opened <= 1 + 2 * 60
     assert server.open_after_settling(1) == 1  # the one kept alive
@@ -214,7 +214,7 @@ def test_retries_leak_no_connections(connect, server, play):
 
 
 def test_a_well_behaved_server_sees_one_connection(client, server, play):
-    server.play(*[draining(play)] * 4)
+    server.play(*[full(play)] * 4)
     client.predict("cam-7", IMAGES)
     client.models()
     assert server.opened == 1
