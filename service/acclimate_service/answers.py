@@ -8,8 +8,11 @@ import orjson
 from acclimate_adapters import Step
 
 
-def encode(step: Step, classes: Sequence[str], with_probabilities: bool) -> bytes:
-    """JSON of the adapter, the predictions [B], the probabilities [B, K] if wanted, and the signals."""
+def encode(step: Step, classes: Sequence[str], with_probabilities: bool, skipped_batches: int = 0) -> bytes:
+    """JSON of the adapter, the predictions [B], the probabilities [B, K] if wanted, and the signals.
+
+    Batches missing in a numbered stream are one more signal, where there are any.
+    """
     probabilities = step.logits.double().softmax(dim=-1).cpu()
     confidence, index = probabilities.max(dim=-1)
     answer: dict[str, Any] = {
@@ -18,7 +21,7 @@ def encode(step: Step, classes: Sequence[str], with_probabilities: bool) -> byte
             {"index": i, "label": classes[i], "probability": p}
             for i, p in zip(index.tolist(), confidence.tolist(), strict=True)
         ],
-        "signals": dict(step.signals),
+        "signals": {**step.signals, **({"skipped_batches": skipped_batches} if skipped_batches else {})},
     }
     if with_probabilities:
         answer["probabilities"] = probabilities.tolist()

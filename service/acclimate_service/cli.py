@@ -20,6 +20,7 @@ from acclimate_service.cohort import Round
 from acclimate_service.embedded import EmbeddedRedisError, running_at
 from acclimate_service.memory import keep_freed_memory
 from acclimate_service.offers import summary
+from acclimate_service.server import DrainingServer
 from acclimate_service.service import Service, open_service
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import StateError
@@ -93,10 +94,11 @@ async def _serve(settings: Settings) -> None:
                 ws="none",
             )
             gc.freeze()  # what was loaded stays: no collection need walk over it and hold up the requests
-            _stop_quietly()
+            server = DrainingServer(config, service, settings.lead_s)
+            server.heed_signals()
             listener.listen(BACKLOG)
             print(_announcement(service, listener), f"acclimate: {summary(service.bundle.model)}", sep="\n", flush=True)
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await server.serve(sockets=[listener])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -117,12 +119,6 @@ def _bind(host: str, port: int) -> socket.socket:
         reason = error.strerror or error
         raise SettingsError(f"ACCLIMATE_HOST, ACCLIMATE_PORT: cannot listen at {host}:{port}: {reason}") from error
     return listener
-
-
-def _stop_quietly() -> None:
-    """Let uvicorn end on SIGTERM and SIGINT by its own handlers, and nothing more happen when it raises them again."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
 
 
 def _announcement(service: Service, listener: socket.socket) -> str:

@@ -1,7 +1,6 @@
 """What can be done to a client beside sending it batches: configure, enrol, export, import, reset, delete."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -9,14 +8,16 @@ import orjson
 import torch
 from numpy.typing import NDArray
 
-from acclimate_adapters import ConfigurationError, InputError, State, enrols, require
+from acclimate_adapters import ConfigurationError, InputError, enrols, require
 from acclimate_service import imports
-from acclimate_service.changes import Changes, Reply, Request
+from acclimate_service.adapter_machine import Adapted, AdapterMachine
 from acclimate_service.configuration import Configurations
 from acclimate_service.imports import Precondition
 from acclimate_service.problems import Problem
-from acclimate_service.state import ClientScope, Replay
-from acclimate_service.states import Change, ClientStates, Found, unknown
+from acclimate_service.replies import Replies
+from acclimate_service.requests import ClientRequest, Reply
+from acclimate_service.sessions import Sessions, Turn
+from acclimate_service.state import Applied, Change, ClientScope, ClientUnknown, Description, Present, StateStore
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
@@ -42,65 +43,82 @@ class Exported:
 class Clients:
     """Administers the clients of one model.
 
-    All methods raise Problem, and StateError where Redis fails. A change is committed whole or not at all.
+    All methods raise Problem, and StateError of the state protocol. A change is committed whole or not at all.
     """
 
     def __init__(
-        self, bundle: Bundle, configurations: Configurations, states: ClientStates, changes: Changes, worker: Worker
+        self,
+        bundle: Bundle,
+        configurations: Configurations,
+        store: StateStore,
+        sessions: Sessions,
+        machine: AdapterMachine,
+        replies: Replies,
+        worker: Worker,
     ) -> None:
         """Take over the collaborators; whoever made them closes them."""
         self._bundle = bundle
         self._configurations = configurations
-        self._states = states
-        self._changes = changes
+        self._store = store
+        self._sessions = sessions
+        self._machine = machine
+        self._replies = replies
         self._worker = worker
 
-    async def configure(self, request: Request, configuration: str) -> Reply:
+    async def describe(self, client: ClientScope) -> Mapping[str, Any]:
+        """Adapter of a client, and all about its state but the state itself."""
+        stored = await self._store.describe(client, self._bundle.model.content_hash)
+        if stored is None:
+            raise ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
+        session = self._sessions.peek(client)
+        in_memory = session is not None and session.version == stored.seq
+        return {**self._configurations.describe(stored.config), "state": _describe(stored, in_memory)}
+
+    async def configure(self, request: ClientRequest, configuration: str) -> Reply:
         """Give a client another adapter, which begins anew; nothing happens if it has that one already.
 
         Args:
             request: a repeated one does not reset again.
             configuration: of a sound adapter, as canonical JSON.
         """
-        answer = {**self._configurations.describe(configuration), "changed": True}
-        async with self._changes.turn(request):
-            initial = await self._work(request, lambda: self._initial(configuration))
-            present = await self._states.head(request.client, request.rid, request.fingerprint)
-            if isinstance(present, Replay) and present.model != self._states.model:
-                return await self._changes.replayed(request.client, present)
-            if isinstance(present, Replay):
-                return Reply(answer, present.seq, "reset", True, "stored")
-            if present is not None:
-                if self._same(present.config, configuration):
-                    status = "restored" if present.has_state else "reset"
-                    return Reply({**answer, "changed": False}, present.seq, status, False)
-                done = await self._states.reset(request.client, request.attempt(), configuration)
-                if done is not None:
-                    return Reply(answer, done[0], "reset", True, done[1])
+        async with self._sessions.turn(request) as turn:
+            initial = await self._work(turn, lambda: self._initial(configuration))
+            present = await turn.session.known(turn.request)
+            if isinstance(present, Applied):
+                return self._configured(present, configuration)
+            if present is not None and self._same(present.config, configuration):
+                status = "restored" if present.has_state or present.base < present.seq else "reset"
+                answer = {**self._configurations.describe(configuration), "changed": False}
+                return Reply(answer, present.seq, status, False)
+            try:
+                return self._configured(await turn.session.reset(turn.request, configuration), configuration)
+            except ClientUnknown as unknown:
+                if unknown.committed:
+                    raise
 
-            async def begin(_: Found) -> Change:
-                data = await asyncio.to_thread(initial.to_bytes)
-                return Change(configuration, initial, data, orjson.dumps(answer))
+            async def begin(_: Present[Adapted]) -> Change[Adapted]:
+                return Change(configuration, initial, b"{}")
 
-            return await self._changes.apply(request, begin)
+            return self._configured(await turn.session.replace(turn.request, begin), configuration)
 
-    async def enroll(self, request: Request, examples: Examples) -> Reply:
+    async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
         """Let a client begin anew from labelled images of its own."""
+        async with self._sessions.turn(request) as turn:
 
-        async def change(found: Found) -> Change:
-            return await self._work(request, lambda: self._enrol(found.configuration, examples))
+            async def change(present: Present[Adapted]) -> Change[Adapted]:
+                return await self._work(turn, lambda: self._enrol(present.config, examples))
 
-        async with self._changes.turn(request):
-            return await self._changes.apply(request, change)
+            return await self._replies.of(request.client, await turn.session.replace(turn.request, change))
 
-    async def export_state(self, client: ClientScope) -> Exported:
+    async def export_state(self, request: ClientRequest) -> Exported:
         """The newest state of a client."""
-        found = await self._states.look(client)
-        if found.status == "cold":
-            raise unknown(client)
-        return Exported(found.basis.seq, await asyncio.to_thread(found.state.to_bytes))
+        async with self._sessions.turn(request) as turn:
+            present = await turn.session.present()
+            if present.seq == 0:
+                raise ClientUnknown(f"there is no client {request.client.client!r}; it begins with its first batch")
+            return Exported(present.seq, await self._machine.serialise(present.state))
 
-    async def import_state(self, request: Request, data: bytes, precondition: Precondition) -> Reply:
+    async def import_state(self, request: ClientRequest, data: bytes, precondition: Precondition) -> Reply:
         """Replace a client's state by one that was exported from a client of the same adapter and model.
 
         Args:
@@ -108,41 +126,46 @@ class Clients:
             data: what `State.to_bytes` wrote.
             precondition: on the version that is replaced.
         """
+        async with self._sessions.turn(request) as turn:
 
-        async def change(found: Found) -> Change:
-            precondition.check(found.basis.seq)
-            return await self._work(request, lambda: self._import(found.configuration, data))
+            async def change(present: Present[Adapted]) -> Change[Adapted]:
+                precondition.check(present.seq)
+                return await self._work(turn, lambda: self._import(present.config, data))
 
-        async with self._changes.turn(request):
-            return await self._changes.apply(request, change)
+            return await self._replies.of(request.client, await turn.session.replace(turn.request, change))
 
-    async def reset(self, request: Request) -> Reply:
+    async def reset(self, request: ClientRequest) -> Reply:
         """Take a client back to the global model."""
-        async with self._changes.turn(request):
-            adapter = await self._states.adapter_of(request.client)  # first: nothing may fail after the reset
-            done = await self._states.reset(request.client, request.attempt())
-            if done is None:
-                raise unknown(request.client)
-            version, replayed = done
-            return Reply({"adapter": adapter}, version, "reset", True, replayed)
+        async with self._sessions.turn(request) as turn:
+            adapter = await self._replies.adapter_of(request.client)  # first: nothing may fail after the reset
+            await turn.request.admit()
+            done = await turn.session.reset(turn.request)
+            return Reply({"adapter": adapter}, done.seq, "reset", True, done.replayed)
 
-    async def delete(self, request: Request) -> None:
+    async def delete(self, request: ClientRequest) -> None:
         """Remove a client and all that was learned for it; nothing happens when there is none."""
-        async with self._changes.turn(request):
-            await self._states.delete(request.client)
+        async with self._sessions.turn(request) as turn:
+            await turn.request.admit()
+            await turn.session.delete()
 
-    async def _work(self, request: Request, work: Callable[[], T]) -> T:
-        return await self._worker.run(work, request.admit, request.patience)
+    async def _work(self, turn: Turn, work: Callable[[], T]) -> T:
+        return await self._worker.run(work, turn.request.admit)
 
-    def _initial(self, configuration: str) -> State:
+    def _configured(self, applied: Applied, configuration: str) -> Reply:
+        answer = {**self._configurations.describe(configuration), "changed": True}
+        if applied.replayed != "none":  # all there was to answer is known anew
+            return Reply(answer, applied.seq, "reset", True, "stored")
+        return Reply(answer, applied.seq, applied.status, True)
+
+    def _initial(self, configuration: str) -> Adapted:
         adapter = self._configurations.adapter(configuration)
         try:
             require(adapter, self._bundle.model)
-            return adapter.init(self._bundle.model)
+            return Adapted(configuration, adapter.init(self._bundle.model))
         except ConfigurationError as error:  # the model has no such modules, or not that kind of confusion matrix
             raise Problem("unavailable_adapter", f"{error}; GET /adapters lists what can be served") from error
 
-    def _enrol(self, configuration: str, examples: Examples) -> Change:
+    def _enrol(self, configuration: str, examples: Examples) -> Change[Adapted]:
         adapter = self._configurations.adapter(configuration)
         if not enrols(adapter):
             detail = f"adapter {adapter.name!r} takes no labelled images; GET /adapters lists those with `enrols`"
@@ -155,12 +178,12 @@ class Clients:
         if not imports.finite(state):
             raise Problem("non_finite", "these images make a personal head that is not finite; nothing was changed")
         answer = {"adapter": adapter.name, "enrolled": len(labels)}
-        return Change(configuration, state, state.to_bytes(), orjson.dumps(answer))
+        return Change(configuration, Adapted(configuration, state), orjson.dumps(answer))
 
-    def _import(self, configuration: str, data: bytes) -> Change:
+    def _import(self, configuration: str, data: bytes) -> Change[Adapted]:
         adapter = self._configurations.adapter(configuration)
         state = imports.read(data, adapter, self._bundle)
-        return Change(configuration, state, state.to_bytes(), orjson.dumps({"adapter": adapter.name}))
+        return Change(configuration, Adapted(configuration, state), orjson.dumps({"adapter": adapter.name}))
 
     def _same(self, one: str, other: str) -> bool:
         """Whether two configurations are of equal adapters, however many defaults they spell out."""
@@ -168,3 +191,17 @@ class Clients:
             return self._configurations.adapter(one) == self._configurations.adapter(other)
         except ConfigurationError:  # the stored one is of another version of the service
             return False
+
+
+def _describe(stored: Description, in_memory: bool) -> Mapping[str, Any]:
+    return {
+        "version": stored.seq,
+        "status": "reset" if stored.length == 0 and stored.base == stored.seq else "warm" if in_memory else "restored",
+        "bytes": stored.length,
+        "tier": "memory" if in_memory else "redis",
+        "base": stored.base,
+        "journal_entries": stored.journal_entries,
+        "journal_bytes": stored.journal_bytes,
+        "owner": stored.owner.partition("~")[0] or None,
+        "expires_in_s": stored.ttl_ms // 1000,
+    }

@@ -24,13 +24,25 @@ from torch import Tensor
 from acclimate_adapters import AcclimateError, FrozenModel
 from acclimate_adapters.fed_ade import FedAde
 from acclimate_adapters.fed_ade_rounds import Update, aggregate, finish, initial_shared, local_update
-from acclimate_service.changes import Changes, Request
+from acclimate_service.adapter_machine import Adapted
 from acclimate_service.configuration import Configurations
 from acclimate_service.problems import Problem
-from acclimate_service.state import ClientScope, StateCorrupt, StateError, new_id
+from acclimate_service.requests import ClientRequest
+from acclimate_service.sessions import Sessions, Turn
+from acclimate_service.state import (
+    Change,
+    ClientScope,
+    Present,
+    StateCorrupt,
+    StateError,
+    StateUnreadable,
+    StoreFull,
+    StoreUnavailable,
+    new_id,
+    random_rid,
+)
 from acclimate_service.state.cohorts import Cohort, Cohorts, Layers
 from acclimate_service.state.tasks import Tasks
-from acclimate_service.states import Change, ClientStates, Found
 from acclimate_service.worker import Worker, always
 
 _PATIENCE_S = 60.0
@@ -59,7 +71,7 @@ class Rounds:
     """Runs the rounds of one model on this replica.
 
     Args:
-        model, configurations, states, changes, worker: of the service.
+        model, configurations, sessions, worker: of the service.
         cohorts: what the clients share.
         tenant: whose clients.
     """
@@ -68,8 +80,7 @@ class Rounds:
         self,
         model: FrozenModel,
         configurations: Configurations,
-        states: ClientStates,
-        changes: Changes,
+        sessions: Sessions,
         worker: Worker,
         cohorts: Cohorts,
         *,
@@ -77,8 +88,7 @@ class Rounds:
     ) -> None:
         self._model = model
         self._configurations = configurations
-        self._states = states
-        self._changes = changes
+        self._sessions = sessions
         self._worker = worker
         self._cohorts = cohorts
         self._tenant = tenant
@@ -138,15 +148,14 @@ class Rounds:
         participants: list[str] = []
         for client in chosen:
             with suppress(_SitsOut):
-                found = await self._found(client)
-                work = partial(self._fold, mean, found, before, r)
-                mean = await self._worker.run(work, always)
+                present = await self._present(client)
+                mean = await self._worker.run(partial(self._fold, mean, present, before, r), always)
                 participants.append(client)
         return mean, participants
 
-    def _fold(self, mean: Update | None, found: Found, before: Shared, r: int) -> Update:
+    def _fold(self, mean: Update | None, present: Present[Adapted], before: Shared, r: int) -> Update:
         try:
-            update = local_update(self._member(found), self._model, found.state, before, r)
+            update = local_update(self._member(present), self._model, present.state.state, before, r)
             known = () if mean is None else (mean,)
             shared = aggregate(before, (*known, update))
         except AcclimateError as error:
@@ -159,42 +168,50 @@ class Rounds:
         before, after = await self._layers(cohort.previous), await self._layers(cohort.layers)
         finished = 0
         for client in cohort.unfinished:
-            scope = ClientScope(client, self._tenant)
-            rid = scope.rid(f"\n{cohort.tag}")  # no caller's key holds a line break
-            request = Request(scope, rid, "round", time.monotonic() + _PATIENCE_S, _never)
-            change = partial(self._finished, request, cohort.version - 1, before, after)
+            wanted = self._request(client, f"\n{cohort.tag}")  # no caller's key holds a line break
             try:
-                async with self._changes.turn(request):
-                    await self._changes.apply(request, change)
+                async with self._sessions.turn(wanted) as turn:
+                    change = partial(self._finished, turn, cohort.version - 1, before, after)
+                    await turn.session.replace(turn.request, change)
                 finished += 1
-            except (_SitsOut, Problem, StateCorrupt, AcclimateError) as error:
+            except (StoreUnavailable, StoreFull):
+                raise
+            except (_SitsOut, Problem, StateError, AcclimateError) as error:
                 _log.warning("a client does not finish the round: %s", error or "it takes part no longer")
         await self._cohorts.settle(cohort)
         return Round(cohort.version, finished)
 
-    async def _finished(self, request: Request, r: int, before: Shared, after: Shared, found: Found) -> Change:
-        def work() -> Change:
-            adapter = self._member(found)
+    async def _finished(
+        self, turn: Turn, r: int, before: Shared, after: Shared, present: Present[Adapted]
+    ) -> Change[Adapted]:
+        def work() -> Change[Adapted]:
+            adapter = self._member(present)
             try:
-                update = local_update(adapter, self._model, found.state, before, r)
+                update = local_update(adapter, self._model, present.state.state, before, r)
                 state = finish(adapter, self._model, update.state, after, r)
             except AcclimateError as error:
                 raise _SitsOut from error
             answer = {"adapter": adapter.name, "round": r + 1}
-            return Change(found.configuration, state, state.to_bytes(), orjson.dumps(answer))
+            return Change(present.config, Adapted(present.config, state), orjson.dumps(answer))
 
-        return await self._worker.run(work, request.admit, request.patience)
+        return await self._worker.run(work, turn.request.admit)
 
-    async def _found(self, client: str) -> Found:
+    async def _present(self, client: str) -> Present[Adapted]:
         try:
-            return await self._states.look(ClientScope(client, self._tenant))
-        except (StateCorrupt, AcclimateError) as error:
+            async with self._sessions.turn(self._request(client)) as turn:
+                return await turn.session.present()
+        except (StateCorrupt, StateUnreadable, Problem, AcclimateError) as error:
             raise _SitsOut from error
 
-    def _member(self, found: Found) -> FedAde:
+    def _request(self, client: str, key: str | None = None) -> ClientRequest:
+        scope = ClientScope(client, self._tenant)
+        rid = random_rid() if key is None else scope.rid(key)
+        return ClientRequest(scope, rid, "round", time.monotonic() + _PATIENCE_S, _never)
+
+    def _member(self, present: Present[Adapted]) -> FedAde:
         """The adapter of a client that takes part: it is there, and has a batch to adapt to."""
-        adapter = self._configurations.adapter(found.configuration)
-        if isinstance(adapter, FedAde) and adapter.layers == "all" and found.state.step > 0:
+        adapter = self._configurations.adapter(present.config)
+        if isinstance(adapter, FedAde) and adapter.layers == "all" and present.state.state.step > 0:
             return adapter
         raise _SitsOut
 

@@ -1,5 +1,6 @@
-"""From a batch to its answer: find the client's state, take the adapter's step, commit the new state, reply."""
+"""From a batch to its answer: take the client's turn, fold the batch into its state, reply."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,23 +8,28 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from acclimate_adapters import InputError, State, StateError, Step, guarded_step
+from acclimate_adapters import AcclimateError
 from acclimate_service import answers
-from acclimate_service.changes import Changes, Reply, Request
-from acclimate_service.configuration import Configurations
+from acclimate_service.adapter_machine import AdapterMachine, batch_of
+from acclimate_service.configuration import canonical
 from acclimate_service.problems import Problem
-from acclimate_service.state import ClientScope
-from acclimate_service.states import Change, ClientStates, Found
+from acclimate_service.replies import Replies
+from acclimate_service.requests import ClientRequest, Reply
+from acclimate_service.sessions import Sessions, Turn
+from acclimate_service.settings import Outage
+from acclimate_service.state import ClientScope, StateError, StepFailed, StoreUnavailable
+from acclimate_service.state.machine import always
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.worker import Worker, always
-from acclimate_store import Bundle
+
+_log = logging.getLogger(__name__)
+_FROZEN = canonical("none", {})
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One accepted request: decoded images and what is wanted of them."""
 
-    request: Request
+    request: ClientRequest
     images: NDArray[Any]  # [B, C, H, W], uint8 or float32, before normalisation
     adapt: bool = True
     probabilities: bool = False
@@ -34,24 +40,22 @@ class Engine:
 
     def __init__(
         self,
-        bundle: Bundle,
-        configurations: Configurations,
-        states: ClientStates,
-        changes: Changes,
-        worker: Worker,
+        sessions: Sessions,
+        machine: AdapterMachine,
+        replies: Replies,
         telemetry: Telemetry,
         *,
         max_waiting: int,
+        outage: Outage,
         note: Callable[[ClientScope, str], None],
     ) -> None:
         """Take over the collaborators; whoever made them closes them. `note` is told who was active, and how."""
-        self._bundle = bundle
-        self._configurations = configurations
-        self._states = states
-        self._changes = changes
-        self._worker = worker
+        self._sessions = sessions
+        self._machine = machine
+        self._replies = replies
         self._telemetry = telemetry
         self._max_waiting = max_waiting
+        self._outage = outage
         self._note = note
         self._admitted = 0
 
@@ -78,50 +82,47 @@ class Engine:
 
         Raises:
             Problem: what is wrong; nothing was changed unless its `committed` says otherwise.
-            StateError: Redis failed; its `committed` says whether the state may have changed.
+            StateError: the same; its `committed` says whether the state may have changed.
         """
-
-        async def fold(found: Found) -> Change:
-            return await self._compute(batch, found)
-
-        async with self._changes.turn(batch.request):
-            if not batch.adapt:
-                return await self._look(batch)
-            reply = await self._changes.apply(batch.request, fold, remembered=True)
-            self._note(batch.request.client, reply.answer["adapter"])
-            return reply
-
-    async def warm_up(self, images: NDArray[Any]) -> None:
-        """Take a step for nobody, so that no client waits for what torch does only once."""
-        configuration = self._configurations.default
-        state = self._configurations.adapter(configuration).init(self._bundle.model)
-        await self._worker.run(lambda: self._step(configuration, state, images), always)
-
-    async def _look(self, batch: Batch) -> Reply:
-        """Answer as if the batch were to be folded in, and keep nothing."""
-        found = await self._states.look(batch.request.client)
-        done = await self._compute(batch, found)
-        return Reply(answers.decode(done.answer), found.basis.seq, found.status, False)
-
-    async def _compute(self, batch: Batch, found: Found) -> Change:
-        def work() -> tuple[Step, Change]:
-            with self._telemetry.step_seconds.time():
-                step = self._step(found.configuration, found.state, batch.images)
-            answer = answers.encode(step, self._bundle.manifest.classes, batch.probabilities)
-            data = step.state.to_bytes() if batch.adapt else b""
-            return step, Change(found.configuration, step.state, data, answer)
-
-        step, change = await self._worker.run(work, batch.request.admit, batch.request.patience)
+        async with self._sessions.turn(batch.request) as turn:
+            try:
+                reply = await (self._fold(batch, turn) if batch.adapt else self._look(batch, turn))
+            except StoreUnavailable as error:
+                if self._outage == "fail":
+                    raise
+                _log.warning("a batch is answered by the global model: %s", error)
+                reply = await self._freeze(batch, turn, error)
+        self._telemetry.state.answers.labels(reply.replayed).inc()
         self._telemetry.rows.inc(len(batch.images))
-        self._telemetry.fallbacks.inc(float(step.signals["fallback"] == 1))
-        return change
+        self._telemetry.fallbacks.inc(reply.answer["signals"].get("fallback", 0))
+        return reply
 
-    def _step(self, configuration: str, state: State, images: NDArray[Any]) -> Step:
-        adapter = self._configurations.adapter(configuration)
+    async def warm_up(self, images: NDArray[Any], configuration: str) -> None:
+        """Take a step for nobody, so that no client waits for what torch does only once."""
+        state = await self._machine.initial(configuration)
+        await self._machine.step(state, batch_of(images), always)
+
+    async def _fold(self, batch: Batch, turn: Turn) -> Reply:
+        applied = await turn.session.apply(turn.request, batch_of(batch.images, batch.probabilities))
+        reply = await self._replies.of(batch.request.client, applied)
+        self._note(batch.request.client, reply.answer["adapter"])
+        return reply
+
+    async def _look(self, batch: Batch, turn: Turn) -> Reply:
+        """Answer as if the batch were to be folded in, and keep nothing."""
         try:
-            return guarded_step(adapter, self._bundle.model, state, self._bundle.prepare(images))
-        except (InputError, StateError):
+            looked = await turn.session.look(batch_of(batch.images, batch.probabilities), turn.request.admit)
+        except (StateError, AcclimateError, Problem, TimeoutError):
             raise
         except Exception as error:
-            detail = "the adapter failed on this batch and nothing was changed; the log has the details"
-            raise Problem("internal", detail) from error
+            raise StepFailed("the adapter failed on this batch") from error
+        return Reply(answers.decode(looked.answer), looked.seq, looked.status, False)
+
+    async def _freeze(self, batch: Batch, turn: Turn, error: StoreUnavailable) -> Reply:
+        """Answer by the global model; what Redis will make of the batch, if anything, is said."""
+        state = await self._machine.initial(_FROZEN)
+        try:
+            _, answer = await self._machine.step(state, batch_of(batch.images, batch.probabilities), turn.request.admit)
+        except Problem:  # too late for that: what is to be said is that the state is away
+            raise error from None
+        return Reply(answers.decode(answer), 0, "frozen", error.committed)

@@ -1,6 +1,7 @@
 """What happens to every request: a request id, its time and outcome counted, and an answer even when it fails."""
 
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -14,9 +15,11 @@ from acclimate_service.telemetry import Telemetry
 class RequestMiddleware:
     """Pure ASGI, so that the handlers below still see when a caller disconnects."""
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, draining: Callable[[], bool]) -> None:
+        """While `draining`, every reply ends its connection, so that balancers do not send into one that is closed."""
         self._app = app
         self._telemetry = telemetry
+        self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -31,7 +34,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = identity
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = identity
+                if self._draining():
+                    headers["Connection"] = "close"
             await send(message)
 
         try:

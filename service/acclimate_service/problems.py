@@ -1,6 +1,7 @@
 """Every error as an HTTP reply: RFC 9457 problem details, one table from code to status."""
 
 import logging
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, Literal
@@ -16,7 +17,22 @@ from starlette.routing import Match
 from acclimate_adapters import InputError
 from acclimate_adapters import StateError as UnusableState
 from acclimate_service.payload import PayloadError
-from acclimate_service.state import StateCorrupt, StateError, StoreFull
+from acclimate_service.state import (
+    ClientDeleted,
+    ClientUnknown,
+    Contended,
+    JournalFull,
+    KeyReused,
+    KeyUsedBeforeDelete,
+    OtherModel,
+    OutOfOrder,
+    RequestRunning,
+    StateCorrupt,
+    StateError,
+    StateUnreadable,
+    StepFailed,
+    StoreFull,
+)
 
 MEDIA_TYPE = "application/problem+json"
 CommittedField = bool | Literal["unknown"]
@@ -32,6 +48,7 @@ STATUS: dict[str, int] = {
     "key_used_before_delete": 409,
     "other_model": 409,
     "state_mismatch": 409,
+    "out_of_order": 409,
     "precondition_failed": 412,
     "body_too_large": 413,
     "too_many_images": 413,
@@ -55,9 +72,11 @@ STATUS: dict[str, int] = {
     "invalid_state": 422,
     "too_many_requests": 429,
     "internal": 500,
+    "step_failed": 500,
     "store_unavailable": 503,
+    "journal_full": 503,
     "state_corrupt": 503,
-    "draining": 503,
+    "state_unreadable": 503,
     "deadline_exceeded": 504,
     "store_full": 507,
 }
@@ -67,7 +86,7 @@ RETRY_AFTER_S: dict[str, int] = {
     "conflict": 1,
     "too_many_requests": 1,
     "store_unavailable": 1,
-    "draining": 1,
+    "journal_full": 1,
     "deadline_exceeded": 1,
     "store_full": 5,
 }
@@ -108,7 +127,7 @@ class Problem(Exception):
             "error": self.detail,
         }
         wait = RETRY_AFTER_S.get(self.code)
-        headers = {**self.headers, **({} if wait is None else {"Retry-After": str(wait)})}
+        headers = {**({} if wait is None else {"Retry-After": str(wait)}), **self.headers}
         return Response(orjson.dumps(body), status, headers, MEDIA_TYPE)
 
 
@@ -158,9 +177,9 @@ async def answer(request: Request, error: Exception) -> Response:
     """The reply to an error; the log keeps what callers are not told."""
     problem = problem_of(request, error)
     identity = request.state.request_id
-    if problem.code == "internal":
+    if problem.code in ("internal", "step_failed"):
         _log.error("request %s failed", identity, exc_info=error)
-    elif isinstance(error, StateError):
+    elif isinstance(error, StateError) and STATUS[problem.code] >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.warning("request %s: %s", identity, error)
     return problem.reply(identity)
 
@@ -174,12 +193,10 @@ def problem_of(request: Request, error: Exception) -> Problem:
             return Problem(code, detail)
         case InputError():
             return Problem("invalid_request", str(error))
-        case StateCorrupt() | UnusableState():
+        case UnusableState():
             return Problem("state_corrupt", f"{error}; only a reset or a DELETE of the client helps")
-        case StoreFull(committed=committed):
-            return Problem("store_full", "the state store has no memory left for this change", committed)
-        case StateError(committed=committed):
-            return Problem("store_unavailable", "the state store does not answer or takes no changes now", committed)
+        case StateError():
+            return _of_state(error)
         case HTTPException():
             return _of_framework(request, error)
         case RequestValidationError():
@@ -190,6 +207,40 @@ def problem_of(request: Request, error: Exception) -> Problem:
         case _:
             detail = "the service failed on this request; its log has the details under this request id"
             return Problem("internal", detail, "unknown")
+
+
+_OF_STATE: Final[Mapping[type[StateError], str]] = {
+    ClientDeleted: "client_deleted",
+    ClientUnknown: "client_unknown",
+    Contended: "conflict",
+    JournalFull: "journal_full",
+    KeyReused: "key_reused",
+    KeyUsedBeforeDelete: "key_used_before_delete",
+    OtherModel: "other_model",
+    OutOfOrder: "out_of_order",
+}
+"""Errors of the state protocol whose words are for callers."""
+
+
+def _of_state(error: StateError) -> Problem:
+    match error:
+        case StateCorrupt() | StateUnreadable():
+            code = "state_corrupt" if isinstance(error, StateCorrupt) else "state_unreadable"
+            return Problem(code, f"{error}; only a reset or a DELETE of the client helps", error.committed)
+        case StepFailed(__cause__=InputError() as cause):
+            return Problem("invalid_request", str(cause), error.committed)
+        case StepFailed(__cause__=UnusableState() as cause):
+            return Problem("state_corrupt", f"{cause}; only a reset or a DELETE of the client helps", error.committed)
+        case StepFailed():
+            return Problem("step_failed", f"{error}; the log has the details", error.committed)
+        case RequestRunning(retry_after_ms=wait):
+            headers = {"Retry-After": str(max(1, math.ceil(wait / 1000)))}
+            return Problem("request_running", f"{error}; ask again", error.committed, headers)
+        case StoreFull():
+            return Problem("store_full", "the state store has no memory left for this change", error.committed)
+    code = _OF_STATE.get(type(error), "store_unavailable")
+    away = "the state store does not answer or takes no changes now"
+    return Problem(code, away if code == "store_unavailable" else str(error), error.committed)
 
 
 def _of_framework(request: Request, error: HTTPException) -> Problem:

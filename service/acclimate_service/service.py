@@ -8,20 +8,35 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from redis.asyncio import BlockingConnectionPool
 
 from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
-from acclimate_service.cache import StateCache
-from acclimate_service.changes import Changes
+from acclimate_service.adapter_machine import Adapted, AdapterMachine
 from acclimate_service.clients import Clients
 from acclimate_service.cohort import Rounds
 from acclimate_service.configuration import Configurations
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.engine import Engine
+from acclimate_service.replies import Replies
+from acclimate_service.sessions import Sessions
 from acclimate_service.settings import Settings, SettingsError
-from acclimate_service.state import Limits, StateError, StateStore, StoreFacts, Wire, check, check_windows, connect
+from acclimate_service.state import (
+    Announcements,
+    ClientScope,
+    Context,
+    Limits,
+    Link,
+    Policy,
+    Session,
+    StateError,
+    StateStore,
+    StoreFacts,
+    Wire,
+    check,
+    check_windows,
+    connect,
+    new_id,
+)
 from acclimate_service.state.cohorts import Cohorts
-from acclimate_service.states import ClientStates
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker, always
 from acclimate_store import Bundle, BundleKey, Catalogue
@@ -32,20 +47,22 @@ PROBE_S = 1.0
 """Longest wait of the readiness probe for Redis; orchestrators give probes little more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
-    """An open service."""
+    """An open service. `draining` is set once it is to end: it still answers, and says that it is not ready."""
 
     settings: Settings
     bundle: Bundle
     configurations: Configurations
-    states: ClientStates
+    limits: Limits
+    sessions: Sessions
     engine: Engine
     clients: Clients
     rounds: Rounds
     telemetry: Telemetry
     store_facts: StoreFacts
     wire: Wire
+    draining: bool = False
 
     @property
     def version(self) -> str:
@@ -53,7 +70,9 @@ class Service:
         return version("acclimate")
 
     async def obstacle(self) -> str | None:
-        """Why batches cannot be answered now; None when they can."""
+        """Why batches cannot be answered now, or not for long; None when they can."""
+        if self.draining:
+            return "the replica is about to end; send batches to another one"
         try:
             async with asyncio.timeout(PROBE_S):
                 await self.wire.read("PING")
@@ -62,6 +81,13 @@ class Service:
         except TimeoutError:
             return f"Redis does not answer within {PROBE_S:g} s"
         return None
+
+    def measure(self) -> None:
+        """Bring the gauges up to date."""
+        metrics, (entries, nbytes) = self.telemetry.state, self.sessions.journals()
+        metrics.journal_entries.set(entries)
+        metrics.journal_bytes.set(nbytes)
+        metrics.unreplicated.set(self.wire.unreplicated)
 
 
 @asynccontextmanager
@@ -80,27 +106,60 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.callback(worker.close)
         bundle = await worker.run(lambda: _load(settings), always)
         configurations = _configurations(settings, bundle.model)
-        url = settings.redis_url or (await stack.enter_async_context(EmbeddedRedis(settings.data_dir))).url
-        wire = Wire(_connect(url), resend=limits.resend, jitter_ms=limits.jitter_ms)
+        model = bundle.model.content_hash
+        url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
+        link = await _connect(url)
+        wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
         store = StateStore(wire, limits)
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
-        cache = StateCache(settings.cache_bytes)
-        states = ClientStates(bundle.model, configurations, store, limits, cache, telemetry)
-        changes = Changes(states)
-        cohorts = Cohorts(wire, limits, bundle.model.content_hash, settings.tenant)
-        rounds = Rounds(bundle.model, configurations, states, changes, worker, cohorts, tenant=settings.tenant)
+        machine = AdapterMachine(bundle, configurations, worker, telemetry)
+        policy = Policy(configurations.default, journal=settings.journal, strict_engine=settings.strict_replay)
+
+        def begin(client: ClientScope) -> Session[Adapted]:
+            nonce = f"{settings.replica}~{new_id()}"
+            return Session(
+                Context(store, limits, client, model, machine, policy, observer=telemetry.state, nonce=nonce)
+            )
+
+        sessions = Sessions(begin, settings.cache_bytes, telemetry.state)
+        stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
+        announcements = _listen(link, sessions, settings.tenant)
+        stack.push_async_callback(announcements.aclose)
+        cohorts = Cohorts(wire, limits, model, settings.tenant)
+        rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
         stack.push_async_callback(rounds.aclose)
+        replies = Replies(store, model, configurations)
         engine = Engine(
-            *(bundle, configurations, states, changes, worker, telemetry),
+            *(sessions, machine, replies, telemetry),
             max_waiting=settings.max_waiting,
+            outage=settings.store_outage,
             note=rounds.note,
         )
-        clients = Clients(bundle, configurations, states, changes, worker)
-        await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8))
+        clients = Clients(bundle, configurations, store, sessions, machine, replies, worker)
+        await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), configurations.default)
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
-        yield Service(settings, bundle, configurations, states, engine, clients, rounds, telemetry, facts, wire)
+        yield Service(
+            *(settings, bundle, configurations, limits, sessions, engine, clients, rounds, telemetry, facts, wire)
+        )
+
+
+def _private_redis(settings: Settings) -> EmbeddedRedis:
+    return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
+
+
+def _listen(link: Link, sessions: Sessions, tenant: str) -> Announcements:
+    """Forget the states of clients that other replicas delete."""
+
+    def dropped(name: str) -> None:
+        owner, _, client = name.partition("/")
+        if owner == tenant:
+            sessions.drop(client)
+
+    announcements = Announcements(link, dropped, sessions.drop_all)
+    announcements.start()
+    return announcements
 
 
 def _load(settings: Settings) -> Bundle:
@@ -138,10 +197,8 @@ def _limits(settings: Settings) -> Limits:
     return limits
 
 
-def _connect(url: str) -> BlockingConnectionPool:
+async def _connect(url: str) -> Link:
     try:
-        pool = connect(url)
-        pool.connection_class(**pool.connection_kwargs)  # not connected yet, but it takes or refuses every option
+        return await connect(url)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"ACCLIMATE_REDIS_URL: {error}") from error
-    return pool

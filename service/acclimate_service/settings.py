@@ -1,15 +1,17 @@
 """All settings of the service: environment variables with the prefix ACCLIMATE_."""
 
 import os
+import socket
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
 PREFIX: Final = "ACCLIMATE_"
+Outage: TypeAlias = Literal["fail", "frozen"]
 
 
 class SettingsError(Exception):
@@ -26,6 +28,12 @@ class Settings(BaseSettings):
 
     redis_override: bool = False
     """Start although the Redis is not configured as the state needs it (no AOF, evicting, a replica)."""
+
+    replicas_to_wait: int = Field(0, ge=0, le=16)
+    """Copies of Redis whose confirmation every write waits for, at most 50 ms; it narrows what a fail-over can lose."""
+
+    appendfsync: Literal["everysec", "always"] = "everysec"
+    """Of the private Redis: whether each write is on the disk before the reply, or within about a second."""
 
     data_dir: Path = Path(".data")
     """Where the private Redis keeps its files."""
@@ -50,6 +58,9 @@ class Settings(BaseSettings):
 
     secret: str = ""
     """Key of the fingerprints that request bodies leave in Redis; the same on all replicas."""
+
+    replica: str = Field(default_factory=socket.gethostname, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    """Name of this replica, shown as the owner of the clients whose journals it writes; by default the host's."""
 
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Torch device: `cpu`, `cuda` or `cuda:<n>`."""
@@ -85,7 +96,22 @@ class Settings(BaseSettings):
     """Memory for the states of recent clients."""
 
     inline_max: int = Field(128 * 2**10, ge=1)
-    """Largest state in bytes that is written in one piece; larger ones are cut into chunks."""
+    """Largest state in bytes that every batch writes whole; of larger ones, the batches are written."""
+
+    journal: bool = True
+    """Keep the batches of large states in Redis until a snapshot covers them; without, each writes the whole state."""
+
+    strict_replay: bool = False
+    """Refuse to compute again what another device or version of torch computed, instead of counting it."""
+
+    store_outage: Outage = "fail"
+    """What becomes of batches while Redis is away: `fail` refuses them, `frozen` answers by the global model."""
+
+    drain_lead_s: float | None = Field(None, ge=0, le=600)
+    """Seconds from SIGTERM to the last new request, for balancers to learn of it; 5 with a shared Redis, else 0."""
+
+    drain_budget_s: float = Field(20.0, ge=0, le=600)
+    """Longest time for snapshots at the end; those that are left out cost the next replica time, and lose nothing."""
 
     round_interval_s: float | None = Field(None, ge=1)
     """Seconds between two federated rounds of clients with `fed_ade`, `layers="all"`; by default none are run."""
@@ -95,6 +121,11 @@ class Settings(BaseSettings):
 
     state_ttl_s: int = Field(7 * 86_400, ge=60)
     """Seconds after its last batch when a client's state expires."""
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds of draining: a replica that has its Redis to itself has no others to hand over to."""
+        return (5.0 if self.redis_url else 0.0) if self.drain_lead_s is None else self.drain_lead_s
 
 
 def read_settings(**overrides: Any) -> Settings:

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from acclimate_service.state_metrics import StateMetrics
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
@@ -24,10 +26,8 @@ class Telemetry:
         )
         self.rows = Counter("acclimate_rows", "Images answered.", registry=on)
         self.fallbacks = Counter("acclimate_fallbacks", "Steps that the guard rails answered unadapted.", registry=on)
-        self.commits = Counter("acclimate_state_commits", "Commits of client state by result.", ["result"], registry=on)
-        self.loads = Counter("acclimate_state_loads", "Where a batch found its client's state.", ["tier"], registry=on)
-        self.cache_bytes = Gauge("acclimate_state_cache_bytes", "Bytes of client state in memory.", registry=on)
         self.waiting = Gauge("acclimate_waiting", "Batches in the queue or at work.", registry=on)
+        self.state = StateMetrics(on)
         self.ready = Gauge("acclimate_ready", "1 when the service answers batches.", registry=on)
 
     def render(self) -> bytes:

@@ -5,10 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Expired(Exception):
-    """The turn did not come in time."""
-
-
 class Turns:
     """One holder per key at a time; keys that nobody holds or waits for take no memory."""
 
@@ -18,17 +14,17 @@ class Turns:
     def __len__(self) -> int:
         return len(self._queues)
 
-    @asynccontextmanager
-    async def hold(self, key: str, patience: float | None = None) -> AsyncIterator[None]:
-        """Wait for the turn of this key, at most `patience` seconds, and keep it for the block.
+    def __contains__(self, key: str) -> bool:
+        """Whether somebody holds this key, or waits for it."""
+        return key in self._queues
 
-        Raises:
-            Expired: others held it longer than that.
-        """
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Wait for the turn of this key, and keep it for the block."""
         lock, count = self._queues.get(key, (asyncio.Lock(), 0))
         self._queues[key] = lock, count + 1
         try:
-            async with holding(lock, patience):
+            async with lock:
                 yield
         finally:
             _, count = self._queues[key]
@@ -36,21 +32,3 @@ class Turns:
                 del self._queues[key]
             else:
                 self._queues[key] = lock, count - 1
-
-
-@asynccontextmanager
-async def holding(lock: asyncio.Lock, patience: float | None) -> AsyncIterator[None]:
-    """Wait for a lock, at most `patience` seconds, and keep it for the block.
-
-    Raises:
-        Expired: others held it longer than that.
-    """
-    try:
-        async with asyncio.timeout(patience):
-            await lock.acquire()
-    except TimeoutError:
-        raise Expired from None
-    try:
-        yield
-    finally:
-        lock.release()

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 import torch
 
-from acclimate_service.turns import holding
-
 T = TypeVar("T")
 
 
@@ -28,19 +26,16 @@ class Worker:
             1, "acclimate-torch", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    async def run(
-        self, work: Callable[[], T], admit: Callable[[], Awaitable[None]], patience: float | None = None
-    ) -> T:
-        """Wait for the thread, at most `patience` seconds, ask `admit` whether the work is still wanted, and do it.
+    async def run(self, work: Callable[[], T], admit: Callable[[], Awaitable[None]]) -> T:
+        """Wait for the thread, ask `admit` whether the work is still wanted, and do it.
 
         Work that has begun is finished even if the caller goes away, since a thread cannot be stopped; nobody else's
         begins before.
 
         Raises:
-            Expired: others kept the thread longer than that; the work is not begun.
             Exception: whatever `admit` or `work` raises; when `admit` does, the work is not begun.
         """
-        async with holding(self._turn, patience):
+        async with self._turn:
             await admit()
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 

@@ -248,7 +248,7 @@ def test_a_failing_adapter_is_500_changes_nothing_and_is_logged_with_the_request
     assert post(replica, "cam", GREY[None]).status_code == 200
     before = replica.keys("cam")
     reply = post(replica, "cam", white, X_Request_Id="trace-7", Idempotency_Key="k")
-    problem = assert_problem(reply, 500, "internal")
+    problem = assert_problem(reply, 500, "step_failed")
     assert "a defect of this adapter" not in reply.text
     assert problem["request_id"] == "trace-7"
     assert "request trace-7 failed" in caplog.text
@@ -259,7 +259,7 @@ def test_a_failing_adapter_is_500_changes_nothing_and_is_logged_with_the_request
 
 def test_a_defect_of_the_service_itself_is_500_with_request_id_and_state_unknown(make_replica, assert_problem, caplog):
     replica = make_replica()
-    object.__setattr__(replica.service, "states", object())
+    replica.service.clients = object()
     reply = replica.http.get("/clients/cam", headers={"X-Request-Id": "trace-8"})
     problem = assert_problem(reply, 500, "internal", "unknown")
     assert problem["request_id"] == "trace-8"

@@ -44,7 +44,7 @@ def test_answers_are_those_of_an_uninterrupted_run_and_survive_a_restart(make_re
 
 @pytest.mark.parametrize(("adapter", "pieces"), [("atp", 1), ("none", 0), ("fedcal", 0)])
 def test_large_states_are_stored_in_chunks_and_small_ones_in_their_head(make_replica, stream, adapter, pieces):
-    replica = make_replica(adapter=adapter)
+    replica = make_replica(adapter=adapter, journal=False)
     with replica.sdk() as sdk:
         for images in stream(0, 3):
             sdk.predict("cam", images)
@@ -65,6 +65,9 @@ def test_an_evicted_state_is_read_again_and_nothing_is_lost(make_replica, serial
                 answers[name].append(prediction.probabilities)
                 assert prediction.state.status == ("restored" if turn else "cold")
     assert replica.metric('acclimate_state_loads_total{tier="redis"}') == 9
+    deadline = time.monotonic() + 5
+    while replica.metric("acclimate_state_cache_bytes") > 500_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert 0 < replica.metric("acclimate_state_cache_bytes") <= 500_000
     for name, batches in clients.items():
         assert close(answers[name], serial.probabilities("atp", batches))
@@ -157,12 +160,31 @@ def test_the_same_key_is_another_one_for_another_client(sdk, stream):
 
 def test_a_repeat_whose_answer_is_gone_says_so_and_is_not_applied_again(replica, sdk, stream):
     (images,) = stream(0, 1)
+    sdk.configure("gone", "fedcal")
     sdk.predict("gone", images, idempotency_key="a")
-    replica.redis.delete("acc:{default/gone}:a", "acc:{default/gone}:y")
+    forget_answers(replica, "gone")
     again = sdk.predict("gone", images, idempotency_key="a")
-    assert (again.state.version, again.state.replayed, again.adapter) == (1, "unavailable", "atp")
+    assert (again.state.version, again.state.replayed, again.adapter) == (2, "unavailable", "fedcal")
     assert again.labels == ()
-    assert sdk.get("gone").state.version == 1
+    assert sdk.get("gone").state.version == 2
+
+
+def test_an_answer_that_is_gone_is_computed_again_while_its_batch_is_in_the_journal(replica, sdk, stream):
+    (images,) = stream(0, 1)
+    first = sdk.predict("again", images, probabilities=True, idempotency_key="a")
+    forget_answers(replica, "again")
+    again = sdk.predict("again", images, probabilities=True, idempotency_key="a")
+    assert (again.state.version, again.state.replayed, again.adapter) == (1, "recomputed", "atp")
+    assert close([again.probabilities], [first.probabilities])
+    assert sdk.get("again").state.version == 1
+
+
+def forget_answers(replica, client):
+    """As the cap on their bytes would. The answers of a journal are stored just after the reply."""
+    deadline = time.monotonic() + 5
+    while not replica.redis.delete(f"acc:{{default/{client}}}:a", f"acc:{{default/{client}}}:y"):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_concurrent_repeats_apply_once_and_agree(replica, pool, stream):
@@ -225,19 +247,17 @@ def test_a_client_keeps_its_adapter_when_the_default_changes(make_replica, strea
         assert sdk.predict("new", two).adapter == "atp"
 
 
-def test_a_damaged_state_is_never_replaced_by_a_fresh_one(replica, post, stream, assert_problem, sdk):
+@pytest.mark.parametrize("journal", [True, False], ids=["an entry of its journal", "a chunk of its snapshot"])
+def test_a_damaged_state_is_never_replaced_by_a_fresh_one(make_replica, post, stream, assert_problem, journal):
+    replica = make_replica(journal=journal, cache_bytes=0 if not journal else 10**9)
     images = stream(0, 1)[0][:, 0]
-    post(replica, "hurt", images)
-    (key,) = (key for key in replica.keys("hurt") if b":s:" in key)
-    chunk = replica.redis.hget(key, "0")
-    replica.redis.hset(key, "0", chunk[:-1] + bytes([chunk[-1] ^ 1]))
+    assert post(replica, "hurt", images).status_code == 200
+    place, field = (b":j", "1") if journal else (b":s:", "0")
+    (key,) = (key for key in replica.keys("hurt") if place in key)
+    content = replica.redis.hget(key, field)
+    replica.redis.hset(key, field, content[:-1] + bytes([content[-1] ^ 1]))
+    replica.loop.call_soon_threadsafe(replica.service.sessions.drop_all)
     for _ in range(2):
-        assert_problem(cold(replica, post, images), 503, "state_corrupt")
-    sdk.reset("hurt")
+        assert_problem(post(replica, "hurt", images), 503, "state_corrupt")
+    assert replica.http.post("/clients/hurt/reset").status_code == 200
     assert post(replica, "hurt", images).json()["state"]["status"] == "reset"
-
-
-def cold(replica, post, images):
-    """Ask a client whose state this replica does not hold in memory."""
-    replica.service.states._cache.drop("hurt")
-    return post(replica, "hurt", images)

@@ -21,7 +21,7 @@ async def call(app, telemetry, headers=(), path="/x"):
         sent.append(message)
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": list(headers), "query_string": b""}
-    await RequestMiddleware(app, telemetry)(scope, receive, send)
+    await RequestMiddleware(app, telemetry, lambda: False)(scope, receive, send)
     start, *bodies = sent
     return start["status"], dict(start["headers"]), b"".join(body["body"] for body in bodies)
 
@@ -92,5 +92,5 @@ async def test_other_protocols_pass_untouched(telemetry):
     async def app(scope, receive, send):
         seen.append(scope)
 
-    await RequestMiddleware(app, telemetry)({"type": "lifespan"}, None, None)
+    await RequestMiddleware(app, telemetry, lambda: False)({"type": "lifespan"}, None, None)
     assert seen == [{"type": "lifespan"}]

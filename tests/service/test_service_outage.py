@@ -89,6 +89,29 @@ def test_batches_are_refused_while_redis_is_away_and_go_on_after_it(
         assert np.allclose(answer.probabilities, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("warm", [True, False], ids=["state in memory", "state in Redis alone"])
+def test_by_the_policy_frozen_the_global_model_answers_meanwhile_and_no_state_is_lost(
+    redis, make_replica, serial, stream, warm
+):
+    replica = make_replica(redis_url=redis.url, store_outage="frozen", **({} if warm else {"cache_bytes": 0}))
+    batches = stream(0, 3)
+    with replica.sdk() as sdk:
+        answers = [sdk.predict("cam", batches[0], probabilities=True).probabilities]
+        redis.stop()
+        frozen = sdk.predict("cam", batches[1], probabilities=True)
+        assert (frozen.state.status, frozen.state.version, frozen.adapter) == ("frozen", 0, "none")
+        assert frozen.state.committed is False
+        looked = sdk.predict("cam", batches[1], adapt=False)
+        assert (looked.state.status, looked.state.committed) == ("frozen", False)
+        assert np.allclose(frozen.probabilities, *serial.probabilities("none", batches[1:2]), rtol=0, atol=1e-5)
+        assert replica.http.get("/v2/health/ready").status_code == 503
+        redis.start()
+        answers += [sdk.predict("cam", images, probabilities=True).probabilities for images in batches[1:]]
+        assert sdk.get("cam").state.version == 3
+    for answer, expected in zip(answers, serial.probabilities("atp", batches), strict=True):
+        assert np.allclose(answer, expected, rtol=0, atol=1e-5)
+
+
 def test_the_sdk_outlasts_an_outage_without_applying_twice(redis, make_replica, pool, stream):
     replica = make_replica(redis_url=redis.url)
     one, two = stream(0, 2)

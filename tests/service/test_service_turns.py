@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from acclimate_service.turns import Expired, Turns
+from acclimate_service.turns import Turns
 
 
 async def test_turns_of_one_key_come_one_at_a_time_in_order():
@@ -34,11 +34,11 @@ async def test_a_key_nobody_wants_takes_no_memory():
     assert len(turns) == 0
 
 
-async def test_a_turn_that_does_not_come_in_time_expires_and_the_next_is_served():
+async def test_a_waiter_that_gives_up_leaves_the_turn_to_the_next():
     turns = Turns()
     async with turns.hold("a"):
-        with pytest.raises(Expired):
-            async with turns.hold("a", patience=0.01):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), turns.hold("a"):
                 pass
         waiting = asyncio.create_task(_enter(turns))
         await asyncio.sleep(0)
@@ -46,9 +46,12 @@ async def test_a_turn_that_does_not_come_in_time_expires_and_the_next_is_served(
     assert len(turns) == 0
 
 
-async def test_a_free_turn_is_given_to_the_most_impatient():
-    async with Turns().hold("a", patience=0.0):
-        pass
+async def test_a_key_is_taken_while_somebody_holds_it_or_waits_for_it():
+    turns = Turns()
+    async with turns.hold("a"):
+        assert "a" in turns
+        assert "b" not in turns
+    assert "a" not in turns
 
 
 async def test_a_waiter_that_is_cancelled_leaves_the_queue():
@@ -61,12 +64,6 @@ async def test_a_waiter_that_is_cancelled_leaves_the_queue():
     with pytest.raises(asyncio.CancelledError):
         await gone
     assert len(turns) == 0
-
-
-async def test_a_timeout_inside_the_turn_is_not_taken_for_an_expired_wait():
-    with pytest.raises(TimeoutError):
-        async with Turns().hold("a", patience=10):
-            raise TimeoutError
 
 
 async def _enter(turns):

@@ -36,8 +36,9 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
 
     async def describe(client_id: str) -> Response:
         """Adapter of a client, and version, size and place of its state."""
-        description = await service.states.describe(desk.scope(client_id))
-        return json({"client_id": client_id, "model": desk.model, **description})
+        described = dict(await service.clients.describe(desk.scope(client_id)))
+        state = {**described.pop("state"), "durability": service.store_facts.durability}
+        return json({"client_id": client_id, "model": desk.model, **described, "state": state})
 
     async def configure(request: HttpRequest, client_id: str) -> Response:
         """Choose the client's adapter, which begins anew unless it is the one that the client has."""

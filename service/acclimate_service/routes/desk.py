@@ -4,17 +4,19 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from acclimate_service.changes import Reply, Request
 from acclimate_service.identity import client_id as valid_client_id
 from acclimate_service.identity import idempotency_key
 from acclimate_service.payload import PayloadLimits
 from acclimate_service.problems import Problem
+from acclimate_service.requests import ClientRequest, Reply
 from acclimate_service.service import Service
 from acclimate_service.state import ClientScope, fingerprint, random_rid
 
@@ -39,11 +41,9 @@ class Desk:
         """The client of this deployment with a valid id."""
         return ClientScope(valid_client_id(client_id), self.settings.tenant)
 
-    def request(self, http: HttpRequest, client_id: str, what: bytes, *, keyed: bool = True) -> Request:
+    def request(self, http: HttpRequest, client_id: str, what: bytes, *, keyed: bool = True) -> ClientRequest:
         """A request without a body; arguments as in `take`, `what` names it."""
-        scope = self.scope(client_id)
-        rid = self._rid(http, scope) if keyed else random_rid()
-        return Request(scope, rid, fingerprint(self._secret, what), self._deadline(http), http.is_disconnected)
+        return self._request(http, client_id, self._deadline(http), (what,), keyed=keyed)
 
     async def take(
         self,
@@ -53,7 +53,7 @@ class Desk:
         parse: Callable[[bytes], tuple[T, tuple[bytes, ...]]],
         *,
         keyed: bool = True,
-    ) -> tuple[Request, T]:
+    ) -> tuple[ClientRequest, T]:
         """Read the body of a request.
 
         Args:
@@ -66,21 +66,35 @@ class Desk:
         Raises:
             Problem, PayloadError: the request is refused.
         """
-        scope, deadline = self.scope(client_id), self._deadline(http)
-        rid = self._rid(http, scope) if keyed else random_rid()
+        deadline = self._deadline(http)
+        early = self._request(http, client_id, deadline, (), keyed=keyed)  # refused before its body is read
         body = await _read(http, limit, deadline)
         content, parts = await asyncio.to_thread(parse, body)
-        return Request(scope, rid, fingerprint(self._secret, *parts), deadline, http.is_disconnected), content
+        return replace(early, fingerprint=fingerprint(self._secret, *parts)), content
 
-    def reply(self, http: HttpRequest, done: Reply, request: Request) -> Response:
+    def reply(self, http: HttpRequest, done: Reply, request: ClientRequest) -> Response:
         """The reply to a request that changes a client, or might."""
-        state = {"version": done.version, "status": done.status, "committed": done.committed, "replayed": done.replayed}
-        head = {"client_id": request.client.client, "model": self.model}
-        return json({**head, **done.answer, "state": state, "request_id": http.state.request_id})
+        state: dict[str, Any] = {
+            "version": done.version,
+            "status": done.status,
+            "committed": done.committed,
+            "replayed": done.replayed,
+            "durability": self.service.store_facts.durability,
+            **({"lost": done.lost} if done.status == "rolled_back" else {}),
+        }
+        body = {"client_id": request.client.client, "model": self.model, **done.answer, "state": state}
+        if request.keyed and done.committed:
+            body["key_expires_at_earliest"] = _after(self.service.limits.key_min_ms)
+        return json({**body, "request_id": http.state.request_id})
 
-    def _rid(self, http: HttpRequest, scope: ClientScope) -> str:
-        key = idempotency_key(http.headers.get("idempotency-key"))
-        return random_rid() if key is None else scope.rid(key)
+    def _request(
+        self, http: HttpRequest, client_id: str, deadline: float, parts: tuple[bytes, ...], *, keyed: bool
+    ) -> ClientRequest:
+        scope = self.scope(client_id)
+        key = idempotency_key(http.headers.get("idempotency-key")) if keyed else None
+        rid = random_rid() if key is None else scope.rid(key)
+        mark = fingerprint(self._secret, *parts)
+        return ClientRequest(scope, rid, mark, deadline, http.is_disconnected, keyed=key is not None)
 
     def _deadline(self, http: HttpRequest) -> float:
         """When the caller stops to wait (monotonic seconds)."""
@@ -102,6 +116,12 @@ def check_tokens(body: bytes, media_type: str) -> None:
     if media_type.lower().startswith("application/json") and body.count(b",") + body.count(b"[") > _MAX_JSON_TOKENS:
         detail = f"a JSON body may hold {_MAX_JSON_TOKENS} numbers and lists; send application/x-npy or base64 images"
         raise Problem("body_too_large", detail)
+
+
+def _after(milliseconds: int) -> str:
+    """The time so much later (RFC 3339)."""
+    then = datetime.now(UTC) + timedelta(milliseconds=milliseconds)
+    return then.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 async def _read(http: HttpRequest, limit: int, deadline: float) -> bytes:

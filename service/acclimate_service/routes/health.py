@@ -28,6 +28,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         await probe()
+        service.measure()
         return Response(service.telemetry.render(), media_type="text/plain; version=0.0.4")
 
     for path, handler in (("/v2/health/live", live), ("/v2/health/ready", ready), ("/metrics", metrics)):

@@ -1,5 +1,7 @@
 """Images in: predictions out, or a client enrolled."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,8 +12,11 @@ from starlette.responses import Response
 from acclimate_service.clients import Examples
 from acclimate_service.engine import Batch
 from acclimate_service.payload import MEDIA_TYPES, decode, decode_labelled
+from acclimate_service.problems import Problem
 from acclimate_service.routes.desk import Desk, check_tokens
 
+_NUMBER = re.compile(r"[0-9]{1,16}")
+_LARGEST_NUMBER = 2**53 - 1
 _DOC = {"requestBody": {"required": True, "content": {media_type: {} for media_type in MEDIA_TYPES}}}
 
 
@@ -32,7 +37,9 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
             return images, (b"predict", f"{_kind(images)} {probabilities}".encode(), images.tobytes())
 
         with service.engine.admission():
+            number = _number(request.headers.get("x-batch-number"), adapt)
             wanted, images = await desk.take(request, client_id, limit, parse, keyed=adapt)
+            wanted = replace(wanted, number=number)
             done = await service.engine.predict(Batch(wanted, images, adapt, probabilities))
             return desk.reply(request, done, wanted)
 
@@ -52,6 +59,24 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
 
     router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)
+
+
+def _number(header: str | None, adapt: bool) -> int:
+    """Place of a batch in the client's stream; 0 if the caller does not say.
+
+    Raises:
+        Problem: `invalid_request`.
+    """
+    if header is None:
+        return 0
+    if not adapt:
+        raise Problem(
+            "invalid_request", "X-Batch-Number is for batches that are folded in, not for adapt=false"
+        )
+    number = int(header) if _NUMBER.fullmatch(header) else 0
+    if not 1 <= number <= _LARGEST_NUMBER:
+        raise Problem("invalid_request", f"X-Batch-Number is a whole number from 1 to {_LARGEST_NUMBER}")
+    return number
 
 
 def _kind(images: NDArray[Any]) -> str:

@@ -16,9 +16,9 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
     """Add the routes of a client's state."""
     service = desk.service
 
-    async def export_state(client_id: str) -> Response:
+    async def export_state(request: HttpRequest, client_id: str) -> Response:
         """The client's state as safetensors; the ETag is its version."""
-        state = await service.clients.export_state(desk.scope(client_id))
+        state = await service.clients.export_state(desk.request(request, client_id, b"export", keyed=False))
         return Response(state.data, headers={"ETag": etag(state.version)}, media_type=_MEDIA_TYPE)
 
     async def import_state(request: HttpRequest, client_id: str) -> Response:

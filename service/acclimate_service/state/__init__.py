@@ -1,9 +1,14 @@
 """The state of every client, in Redis: exactly once, whatever fails.
 
 `Session` serves one client on one replica; `StateStore` is the door to Redis behind it. `connect` and `Wire` bring both
-to a Redis, `check` refuses one that could lose state.
+to a Redis or a Redis Cluster, `check` refuses one that could lose state, and `Announcements` hear what other replicas
+say.
 """
 
+from acclimate_service.state.announcements import (
+    DROP,
+    Announcements,
+)
 from acclimate_service.state.checks import (
     Durability,
     StoreFacts,
@@ -19,7 +24,6 @@ from acclimate_service.state.context import (
 )
 from acclimate_service.state.entry import (
     Batch,
-    Kind,
 )
 from acclimate_service.state.errors import (
     ClientDeleted,
@@ -30,6 +34,7 @@ from acclimate_service.state.errors import (
     KeyReused,
     KeyUsedBeforeDelete,
     OtherModel,
+    OutOfOrder,
     RequestRunning,
     StateCorrupt,
     StateError,
@@ -62,13 +67,24 @@ from acclimate_service.state.keys import (
 from acclimate_service.state.limits import (
     Limits,
 )
+from acclimate_service.state.link import (
+    Link,
+    Single,
+    dial,
+)
 from acclimate_service.state.machine import (
     Applied,
+    Change,
     Looked,
     Machine,
     Policy,
+    Present,
     Request,
     Start,
+)
+from acclimate_service.state.observing import (
+    Observer,
+    Silent,
 )
 from acclimate_service.state.records import (
     Absent,
@@ -107,7 +123,9 @@ from acclimate_service.state.wire import (
 )
 
 __all__ = [
+    "DROP",
     "Absent",
+    "Announcements",
     "Answered",
     "Appended",
     "Applied",
@@ -115,6 +133,7 @@ __all__ = [
     "Basis",
     "Batch",
     "Busy",
+    "Change",
     "Claims",
     "ClientDeleted",
     "ClientScope",
@@ -139,18 +158,21 @@ __all__ = [
     "JournalFull",
     "KeyReused",
     "KeyUsedBeforeDelete",
-    "Kind",
     "Lease",
     "Limits",
+    "Link",
     "Loaded",
     "Looked",
     "Machine",
     "Marker",
     "Mismatch",
     "Moved",
+    "Observer",
     "Opened",
     "OtherModel",
+    "OutOfOrder",
     "Policy",
+    "Present",
     "ReadOutcome",
     "Replay",
     "Request",
@@ -158,6 +180,8 @@ __all__ = [
     "ResetOutcome",
     "Restored",
     "Session",
+    "Silent",
+    "Single",
     "Snapshot",
     "Stale",
     "Start",
@@ -176,6 +200,7 @@ __all__ = [
     "check",
     "check_windows",
     "connect",
+    "dial",
     "fingerprint",
     "inspect",
     "new_id",

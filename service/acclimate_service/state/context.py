@@ -1,5 +1,7 @@
 """What all parts of a session share."""
 
+import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,11 +11,8 @@ from acclimate_service.state.held import Track
 from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.machine import Machine, Policy, S
+from acclimate_service.state.observing import Observer, Silent
 from acclimate_service.state.store import StateStore
-
-
-def _ignore(event: str) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Context(Generic[S]):
         model: the model scope.
         machine: how its states are computed.
         policy: what the operator decided.
-        observe: told of "lease_stolen", "replay_engine_changed", "snapshot" and "snapshot_failed" as they happen.
+        observer: told of what happens.
         clock: monotonic seconds.
         nonce: names this session in its fences.
     """
@@ -38,7 +37,7 @@ class Context(Generic[S]):
     model: str
     machine: Machine[S]
     policy: Policy
-    observe: Callable[[str], None] = _ignore
+    observer: Observer = field(default_factory=Silent)
     clock: Callable[[], float] = time.monotonic
     nonce: str = field(default_factory=new_id)
 
@@ -49,6 +48,10 @@ class Context(Generic[S]):
     def outweighed(self, size: int, batch_bytes: int) -> bool:
         """Whether a state is so much smaller than its batch that it goes into its head whatever `inline_max` says."""
         return size <= min(batch_bytes, self.limits.full_max)
+
+    async def pause(self) -> None:
+        """A random moment, so that replicas that met do not meet again."""
+        await asyncio.sleep(random.uniform(0, self.limits.jitter_ms) / 1000)
 
     async def settle(self, track: Track, until: int) -> None:
         """Store the answers owed up to a version; a request whose marker is gone cannot be repeated, nor answered.

@@ -1,15 +1,14 @@
 """A batch, as a journal keeps it until a snapshot covers it.
 
-Layout of an entry, big-endian: magic `ACCJ`, format (1), CRC-32 of all that follows (4); kind (1), version (8), client
-digest (16), lengths of engine, dtype (1 each), parameters (4) and data (8), number of dimensions (1); then engine,
-dtype, dimensions (4 each), parameters, data.
+Layout of an entry, big-endian: magic `ACCJ`, format (1), CRC-32 of all that follows (4); version (8), batches skipped
+before it (8), client digest (16), lengths of engine, dtype (1 each), parameters (4) and data (8), number of dimensions
+(1); then engine, dtype, dimensions (4 each), parameters, data.
 """
 
 import math
 import struct
 import zlib
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import pairwise
 from typing import Final
 
@@ -17,18 +16,11 @@ from acclimate_service.state.errors import StateCorrupt
 from acclimate_service.state.keys import ClientScope
 
 _PREFIX: Final = struct.Struct(">4sBI")
-_HEADER: Final = struct.Struct(">BQ16sBBIQB")
+_HEADER: Final = struct.Struct(">QQ16sBBIQB")
 _MAGIC: Final = b"ACCJ"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 ITEM_BYTES: Final = {"uint8": 1, "float16": 2, "float32": 4}
 """Bytes per element of the accepted dtypes; elements are little-endian."""
-
-
-class Kind(IntEnum):
-    """What the images are for: one more batch of the stream, or the enrolment of a client."""
-
-    BATCH = 1
-    ENROLL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,7 @@ class Batch:
         shape: of the images, e.g. [B, C, H, W].
         data: the images, C-contiguous, little-endian.
         parameters: what else decides the step or its answer, in the service's own encoding.
-        kind: what the images are for.
+        skipped: how many numbered batches of the client are missing before it; the session fills it in.
 
     Raises:
         ValueError: an unknown dtype, or data of another length than the shape says.
@@ -50,7 +42,7 @@ class Batch:
     shape: tuple[int, ...]
     data: bytes | memoryview = field(repr=False)
     parameters: bytes = b""
-    kind: Kind = Kind.BATCH
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -84,7 +76,7 @@ def encode(client: ClientScope, entry: Entry) -> bytes:
     batch, engine, dtype = entry.batch, entry.engine.encode(), entry.batch.dtype.encode()
     data = memoryview(batch.data).cast("B")
     sizes = len(engine), len(dtype), len(batch.parameters), data.nbytes, len(batch.shape)
-    header = _HEADER.pack(batch.kind, entry.seq, client.digest(), *sizes)
+    header = _HEADER.pack(entry.seq, batch.skipped, client.digest(), *sizes)
     dimensions = struct.pack(f">{len(batch.shape)}I", *batch.shape)
     head = b"".join((header, engine, dtype, dimensions, batch.parameters))
     prefix = _PREFIX.pack(_MAGIC, _FORMAT, zlib.crc32(data, zlib.crc32(head)))
@@ -114,7 +106,7 @@ def decode(blob: bytes, client: ClientScope, seq: int) -> Entry:
 
 
 def _parse(body: memoryview, client: ClientScope, seq: int) -> Entry:
-    kind, written_seq, owner, *sizes, dimensions = _HEADER.unpack_from(body)
+    written_seq, skipped, owner, *sizes, dimensions = _HEADER.unpack_from(body)
     if (written_seq, owner) != (seq, client.digest()):
         raise StateCorrupt(f"journal entry {seq} belongs to another client or version")
     engine_size, dtype_size, parameters_size, data_size = sizes
@@ -125,5 +117,5 @@ def _parse(body: memoryview, client: ClientScope, seq: int) -> Entry:
         raise StateCorrupt(f"journal entry {seq} has {len(body)} bytes, its header says {ends[-1]}")
     engine, dtype, shape, parameters, data = (body[start:end] for start, end in pairwise(ends))
     sides = struct.unpack(f">{dimensions}I", shape)
-    batch = Batch(bytes(dtype).decode(), sides, data, bytes(parameters), Kind(kind))
+    batch = Batch(bytes(dtype).decode(), sides, data, bytes(parameters), skipped)
     return Entry(seq, batch, bytes(engine).decode())

@@ -69,6 +69,10 @@ class ClientUnknown(StateError):
     """There is no such client."""
 
 
+class OutOfOrder(StateError):
+    """A batch of this client with this number or a higher one was applied before."""
+
+
 class KeyReused(StateError):
     """The idempotency key was used with another content."""
 

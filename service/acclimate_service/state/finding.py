@@ -5,6 +5,7 @@ from typing import Generic
 
 from acclimate_service.state.context import Context
 from acclimate_service.state.entry import Batch
+from acclimate_service.state.errors import Contended
 from acclimate_service.state.held import Held, Memory, Track
 from acclimate_service.state.machine import S, Status
 from acclimate_service.state.opening import Opener
@@ -47,13 +48,27 @@ class Finder(Generic[S]):
             head, life, fence = opened.head, opened.life, opened.head.fence
         return await self._rebuild(head, life, fence)
 
-    async def peek(self) -> Held[S] | None:
-        """The newest state, found without changing anything; None: it moved, look again."""
-        loaded = await self._context.store.load(self._context.client, self._context.model)
+    async def read(self, loaded: Loaded) -> Held[S] | None:
+        """The state that Redis was found to hold, found without opening its journal; None: it moved, load again."""
         known = self._known(loaded)
         if known is not None:
             return known
         return await self._rebuild(loaded.head, loaded.life, "") if loaded.head else await self._cold(loaded.life)
+
+    async def peek(self) -> Held[S]:
+        """The newest state, found without changing anything.
+
+        Raises:
+            Contended, StoreUnavailable, StateCorrupt, StateUnreadable: it cannot be had.
+        """
+        context = self._context
+        for _ in range(context.limits.tries):
+            found = await self.read(await context.store.load(context.client, context.model))
+            if found is not None:
+                context.observer.found(found.status)
+                return found
+            await context.pause()
+        raise Contended("other replicas kept changing this client's state; send the request again")
 
     def _known(self, loaded: Loaded) -> Held[S] | None:
         held = self._memory.held
@@ -68,7 +83,8 @@ class Finder(Generic[S]):
         track = Track(head.base, head.sid, fence, rebuilt.sizes, rebuilt.owed)
         lost = self._memory.lost(life, head.seq)
         status: Status = "rolled_back" if lost else _status(head)
-        return Held(life, head.seq, head.tag, head.config, rebuilt.state, track, self._long_ago, status, lost)
+        touched, number = self._long_ago, head.number
+        return Held(life, head.seq, head.tag, head.config, rebuilt.state, track, touched, status, lost, number)
 
     async def _cold(self, life: str) -> Held[S]:
         config = self._context.policy.config

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Generic
 
-from acclimate_service.state.machine import S, Status
+from acclimate_service.state.machine import Present, S, Status
 from acclimate_service.state.records import Basis
 
 
@@ -60,6 +60,7 @@ class Held(Generic[S]):
         touched: when Redis last extended its life for sure (seconds of the session's clock).
         status: how it was found.
         lost: versions that Redis had lost, if it was "rolled_back".
+        number: of the newest numbered batch that was applied; 0 if none was.
     """
 
     life: str
@@ -71,15 +72,21 @@ class Held(Generic[S]):
     touched: float
     status: Status
     lost: int = 0
+    number: int = 0
 
     @property
     def basis(self) -> Basis:
         """What a change computed from this state is to be based on."""
         return Basis(self.life, self.seq, self.tag, self.track.sid)
 
-    def at(self, basis: Basis) -> "Held[S]":
-        """The same state at another point."""
-        return replace(self, life=basis.life, seq=basis.seq, tag=basis.tag)
+    @property
+    def present(self) -> Present[S]:
+        """What a caller is shown of it."""
+        return Present(self.life, self.seq, self.config, self.state, self.status)
+
+    def at(self, basis: Basis, number: int = 0) -> "Held[S]":
+        """The same state at another point, to which the batch of this number led, if it had one."""
+        return replace(self, life=basis.life, seq=basis.seq, tag=basis.tag, number=number or self.number)
 
 
 class Memory(Generic[S]):

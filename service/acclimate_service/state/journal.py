@@ -85,7 +85,7 @@ class Journal:
         args: tuple[Argument, ...] = (
             *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.tag, fence, basis.sid, model, blob),
             *(limits.journal_entries, limits.journal_bytes, limits.lease_ms),
-            *(limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap),
+            *(limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap, attempt.number),
         )
         return replies.append_outcome(await self._wire.run(APPEND, keys, args), attempt, basis.sid)
 
@@ -94,7 +94,8 @@ class Journal:
     ) -> tuple[Snapshot, Sealed] | Conflict | Gone:
         """Write the state of version `basis.seq` as a snapshot, which expires unless `flip` makes it the base."""
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq, state), len(state))
-        placed = await self._snapshots.upload(client, model, basis.life, sealed.blob)
+        gap_ms = self._limits.chunk_gap_ms
+        placed = await self._snapshots.upload(client, model, basis.life, sealed.blob, gap_ms)
         return (placed, sealed) if isinstance(placed, Snapshot) else placed
 
     async def flip(
@@ -132,14 +133,24 @@ class Journal:
         args = (rid, tag, kept, self._limits.key_ttl_ms, self._limits.answer_bytes)
         return replies.answer_outcome(await self._wire.run(ANSWER, keys, args))
 
-    async def undo(self, client: ClientScope, model: str, before: Basis, fence: str, attempt: Attempt) -> UndoOutcome:
-        """Take back the entry of `attempt`, which was appended to version `before` and is the last one."""
+    async def undo(
+        self, client: ClientScope, model: str, before: Basis, number: int, fence: str, attempt: Attempt
+    ) -> UndoOutcome:
+        """Take back the entry of `attempt`, the last one.
+
+        Args:
+            client: whose journal.
+            model: model scope.
+            before: the version that it was appended to, and `number`, that of the newest numbered batch then.
+            fence: under which the journal was opened.
+            attempt: what is taken back.
+        """
         keys = (
             *(client.registry, client.markers, client.marker_times, client.answers),
             *(client.head(model), client.journal(model)),
         )
         tag = new_id()
-        args = (attempt.rid, attempt.tag, tag, before.life, fence)
+        args = (attempt.rid, attempt.tag, tag, before.life, fence, number)
         return replies.undo_outcome(await self._wire.run(UNDO, keys, args), before, tag)
 
     async def release(self, client: ClientScope, model: str, fence: str) -> None:

@@ -12,12 +12,13 @@ DAY = 24 * HOUR
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes, times in milliseconds (`_ms`), counts otherwise; all positive.
+    """Sizes in bytes, times in milliseconds (`_ms`), counts otherwise; all positive but for `chunk_gap_ms`.
 
     Args:
         inline_max: largest state kept inside its head; a larger one becomes a chunked snapshot.
         full_max: largest state written whole because its batch is larger still.
         chunk_bytes: size of a chunk; just below 1 MiB, where an allocator's next size class begins.
+        chunk_gap_ms: pause between two chunks of a snapshot that nobody waits for; may be 0.
         read_chunks: chunks fetched per round trip when a snapshot is read.
         lease_ms: how long the replica that writes a journal keeps others waiting, renewed by every entry.
         steal_after_ms: longest wait for the lease of another replica.
@@ -37,12 +38,13 @@ class Limits:
         jitter_ms: longest random pause before a repeat.
 
     Raises:
-        ValueError: a number that is not positive, or a `key_min_ms` above `key_ttl_ms`.
+        ValueError: a number that is too small, or a `key_min_ms` above `key_ttl_ms`.
     """
 
     inline_max: int = 128 * KIB
     full_max: int = MIB
     chunk_bytes: int = 1_047_552
+    chunk_gap_ms: int = 2
     read_chunks: int = 4
     lease_ms: int = 3 * SECOND
     steal_after_ms: int = SECOND
@@ -64,8 +66,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}; accepted is any whole number above 0")
+            value, least = getattr(self, field.name), 0 if field.name == "chunk_gap_ms" else 1
+            if value < least:
+                raise ValueError(f"{field.name} is {value}; accepted is any whole number from {least} on")
         if self.key_min_ms > self.key_ttl_ms:
             raise ValueError(f"key_min_ms {self.key_min_ms} exceeds key_ttl_ms {self.key_ttl_ms}; lower one of them")
 

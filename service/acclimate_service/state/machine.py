@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from acclimate_service.state.entry import Batch
 from acclimate_service.state.records import Attempt
@@ -70,15 +70,53 @@ class Request:
         rid: request id, of its idempotency key or random.
         fingerprint: of all that decides its result.
         admit: asked when the turn of the batch has come; raises if nobody waits for it any more.
+        number: place of the batch in the client's stream, from 1 on; 0 if the caller does not number it.
     """
 
     rid: str
     fingerprint: str
     admit: Start = field(default=always, compare=False)
+    number: int = 0
 
     def attempt(self) -> Attempt:
         """A new try, under a tag of its own."""
-        return Attempt(self.rid, self.fingerprint)
+        return Attempt(self.rid, self.fingerprint, self.number)
+
+    def late(self, newest: int) -> bool:
+        """Whether its place in the stream is taken or passed, once batch `newest` was applied."""
+        return 0 < self.number <= newest
+
+    def skipped(self, newest: int) -> int:
+        """How many batches are missing between batch `newest` and this one."""
+        return max(0, self.number - newest - 1) if newest else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Present(Generic[S]):
+    """The newest state of a client.
+
+    Args:
+        life: the existence of the client, empty if it has none yet.
+        seq: version, 0 before the first change.
+        config: adapter and hyper-parameters.
+        state: the state.
+        status: where it was found.
+    """
+
+    life: str
+    seq: int
+    config: str
+    state: S
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[S]):
+    """What takes the place of a whole state: configuration and state, and the answer to whoever asked for it."""
+
+    config: str
+    state: S
+    answer: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

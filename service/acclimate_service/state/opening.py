@@ -33,6 +33,5 @@ class Opener(Generic[S]):
             await asyncio.sleep(min(left, outcome.ms / 1000, _POLL))
         if not isinstance(outcome, Opened):
             return None
-        if left <= 0:
-            context.observe("lease_stolen")
+        context.observer.opened(left <= 0)
         return outcome

@@ -42,7 +42,7 @@ class Rebuilder(Generic[S]):
         if isinstance(restored, Moved) or pieces is None:
             await self._require_moved(head)
             return None
-        state = await self._base(head, restored)
+        state, began = await self._base(head, restored), context.clock()
         for piece in pieces:
             written = await context.store.journal.fetch(context.client, head.model, piece)
             if written is None:
@@ -52,6 +52,8 @@ class Rebuilder(Generic[S]):
                 state, answer = await self._replay(state, each)
                 sizes[each.seq] = len(each.blob)
                 owed[each.seq] = Owed(each.rid, each.tag, answer)
+        if sizes:
+            context.observer.replayed(len(sizes), context.clock() - began)
         return Rebuilt(state, sizes, owed)
 
     async def _base(self, head: Head, restored: Restored | None) -> S:
@@ -69,7 +71,7 @@ class Rebuilder(Generic[S]):
         context, blob, seq = self._context, written.blob, written.seq
         entry = await hashing(partial(decode, blob, context.client, seq), len(blob))
         if entry.engine != context.machine.engine:
-            context.observe("replay_engine_changed")
+            context.observer.engine_changed()
             if context.policy.strict_engine:
                 raise StateUnreadable(f"version {seq} was computed by {entry.engine}, here is {context.machine.engine}")
         try:

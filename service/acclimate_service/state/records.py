@@ -30,6 +30,7 @@ class Head:
         config: adapter and hyper-parameters, as the service wrote them.
         fence: `<counter>.<nonce>` of the last opener of the journal, empty before the first.
         journal_entries, journal_bytes: size of the journal since `base`.
+        number: of the newest numbered batch that was applied; 0 if none was.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Head:
     fence: str
     journal_entries: int
     journal_bytes: int
+    number: int = 0
 
     @property
     def has_state(self) -> bool:
@@ -74,11 +76,13 @@ def _basis(life: str, head: Head | None) -> Basis:
 class Attempt:
     """One try at applying a request: request id, fingerprint of its content, and the tag the change will carry.
 
-    A new try, computed on another basis, is a new Attempt; sending the same one again is always safe.
+    A new try, computed on another basis, is a new Attempt; sending the same one again is always safe. `number` is that
+    of a numbered batch; 0 leaves the number of the client's newest one.
     """
 
     rid: str
     fingerprint: str
+    number: int = 0
     tag: str = field(default_factory=new_id)
 
 
@@ -246,12 +250,26 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Version and size in bytes of a stored state, its adapter configuration, and the time it has left (ms)."""
+    """What is stored of a client in one model scope.
+
+    Args:
+        seq: version.
+        length: bytes of the newest complete state, 0 if there is none.
+        config: adapter and hyper-parameters.
+        ttl_ms: time it has left.
+        base: version of the newest complete state.
+        journal_entries, journal_bytes: size of the journal since `base`.
+        owner: nonce of the session that writes the journal, empty if nobody does.
+    """
 
     seq: int
     length: int
     config: str
     ttl_ms: int
+    base: int
+    journal_entries: int
+    journal_bytes: int
+    owner: str
 
 
 Refused: TypeAlias = Replay | Mismatch | Used | Gone

@@ -133,4 +133,5 @@ def _parse(fields: dict[bytes, bytes]) -> Head:
         fence=fields[b"fence"].decode(),
         journal_entries=int(fields[b"jn"]),
         journal_bytes=int(fields[b"jb"]),
+        number=int(fields.get(b"num", b"0")),
     )

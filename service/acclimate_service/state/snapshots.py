@@ -1,5 +1,7 @@
 """States stored in chunks, apart from their head."""
 
+import asyncio
+
 from acclimate_service.state import replies
 from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
@@ -20,13 +22,25 @@ class Snapshots:
         self._wire = wire
         self._limits = limits
 
-    async def upload(self, client: ClientScope, model: str, life: str, blob: bytes) -> Snapshot | Conflict | Gone:
-        """Write a blob under a new id. It expires within `upload_ttl_ms`, unless it becomes the live snapshot."""
+    async def upload(
+        self, client: ClientScope, model: str, life: str, blob: bytes, gap_ms: int = 0
+    ) -> Snapshot | Conflict | Gone:
+        """Write a blob under a new id. It expires within `upload_ttl_ms`, unless it becomes the live snapshot.
+
+        Args:
+            client: whose state.
+            model: model scope.
+            life: the life of the client that the state belongs to.
+            blob: the sealed state.
+            gap_ms: pause between two chunks, in which a busy Redis serves others (ms).
+        """
         size = self._limits.chunk_bytes
         chunks = [blob[start : start + size] for start in range(0, len(blob), size)]
         snapshot = Snapshot(new_id(), len(chunks))
         keys = (client.registry, client.head(model), client.snapshot(model, snapshot.sid))
         for index, chunk in enumerate(chunks):
+            if index and gap_ms:
+                await asyncio.sleep(gap_ms / 1000)
             args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms)
             refusal = replies.chunk_refusal(await self._wire.run(CHUNK, keys, args))
             if refusal is not None:

@@ -69,14 +69,17 @@ class Snapshotter(Generic[S]):
         if held.track.base >= held.seq:
             return True
         try:
-            taken = not held.track.stale and await self._take(held)
+            nbytes = 0 if held.track.stale else await self._take(held)
         except Exception:
-            taken = False  # nothing is lost: the journal has it all
-        self._context.observe("snapshot" if taken else "snapshot_failed")
-        return taken
+            nbytes = 0  # nothing is lost: the journal has it all
+        self._context.observer.snapshot(nbytes > 0, nbytes)
+        return nbytes > 0
 
-    async def _take(self, held: Held[S]) -> bool:
-        """State, version and tag come from one frozen record, so the snapshot is never labelled with a later one."""
+    async def _take(self, held: Held[S]) -> int:
+        """Bytes written, 0 if it is not the base now.
+
+        State, version and tag come from one frozen record, so the snapshot is never labelled with a later one.
+        """
         context, track = self._context, held.track
         await context.settle(track, held.seq)
         basis = held.basis
@@ -84,7 +87,7 @@ class Snapshotter(Generic[S]):
         uploaded = await context.store.journal.upload(context.client, context.model, basis, adapter, state)
         if isinstance(uploaded, Conflict | Gone):
             track.stale = True
-            return False
+            return 0
         snapshot, sealed = uploaded
         try:
             flipped = await context.store.journal.flip(
@@ -97,4 +100,4 @@ class Snapshotter(Generic[S]):
             track.rebase(basis.seq, snapshot.sid)
         elif isinstance(flipped, Fenced | Gone) or (isinstance(flipped, Stale) and track.base < basis.seq):
             track.stale = True
-        return isinstance(flipped, Flipped)
+        return len(sealed.blob) if isinstance(flipped, Flipped) else 0

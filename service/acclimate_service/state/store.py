@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from acclimate_service.state import replies
+from acclimate_service.state.announcements import DROP
 from acclimate_service.state.blob import Sealed, hashing, seal, unseal
 from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
@@ -131,7 +132,7 @@ class StateStore:
             *(sid, placed.chunks if placed else 0, b"" if placed else sealed.blob, len(sealed.blob), sealed.digest),
             *(config, answer if len(answer) <= self._limits.answer_max else b""),
             *(self._limits.state_ttl_ms, self._limits.key_ttl_ms, self._limits.key_min_ms),
-            *(self._limits.key_cap, self._limits.answer_bytes),
+            *(self._limits.key_cap, self._limits.answer_bytes, attempt.number),
         )
         return replies.commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
@@ -176,6 +177,7 @@ class StateStore:
             with doubt:
                 reply = await self._delete(client, life, scopes)
                 if reply.rows[0] == b"OK":
+                    await self._wire.publish(DROP, f"{client.tenant}/{client.client}")
                     return Deleted(reply.rows[1:] == [b"1"])
                 doubt.learn(reply.effect)
                 await self._pause()
@@ -184,13 +186,18 @@ class StateStore:
         return Conflict(life, None, doubt.committed)
 
     async def describe(self, client: ClientScope, model: str) -> Description | None:
-        """Version and size of a client's state, without reading or extending it. None: there is none."""
-        head = client.head(model)
-        seq, length, config = await self._wire.read("HMGET", head, "seq", "len", "cfg")
-        ttl_ms: int = await self._wire.read("PTTL", head)
-        if seq is None or int(seq) == 0 or ttl_ms < 0:
+        """What is stored of a client, without reading the state or extending its life. None: there is none."""
+        head, read = client.head(model), self._wire.read
+        (config, *sizes), ttl_ms, fence = await asyncio.gather(
+            read("HMGET", head, "cfg", "seq", "len", "base", "jn", "jb"),
+            read("PTTL", head),
+            read("GET", client.lease(model)),
+        )
+        if config is None or ttl_ms < 0:
             return None
-        return Description(int(seq), int(length), config.decode(), ttl_ms)
+        seq, length, base, entries, nbytes = map(int, sizes)
+        owner = fence.decode().partition(".")[2] if fence else ""
+        return Description(seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner) if seq else None
 
     async def aclose(self) -> None:
         """Wait for what is still running, then close the connections."""

@@ -1,7 +1,7 @@
-"""Computes one batch and makes it durable: by the new state, or by the batch itself, whichever is smaller."""
+"""Computes one change and makes it durable: by the new state, or by the batch itself, whichever is smaller."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Generic, TypeAlias
@@ -11,7 +11,7 @@ from acclimate_service.state.entry import Batch
 from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
 from acclimate_service.state.held import Held, Memory, Owed
 from acclimate_service.state.journal_records import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
-from acclimate_service.state.machine import Applied, Request, S
+from acclimate_service.state.machine import Applied, Change, Present, Request, S
 from acclimate_service.state.opening import Opener
 from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Replay, Used
 from acclimate_service.state.snapshotting import Snapshotter
@@ -19,10 +19,11 @@ from acclimate_service.state.tasks import Tasks
 
 WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused
 Appending: TypeAlias = asyncio.Task[AppendOutcome]
+Changing: TypeAlias = Callable[[Present[S]], Awaitable[Change[S]]]
 
 
 class Writer(Generic[S]):
-    """One batch of one client at a time. The state it starts from leaves the memory until its fate is known."""
+    """One change of one client at a time. The state it starts from leaves the memory until its fate is known."""
 
     def __init__(
         self, context: Context[S], memory: Memory[S], opener: Opener[S], snapshotter: Snapshotter[S], tasks: Tasks
@@ -42,9 +43,24 @@ class Writer(Generic[S]):
             Exception: whatever the machine or `request.admit` raised before the batch was begun.
         """
         self._memory.take()
+        batch = replace(batch, skipped=request.skipped(held.number))
         if self._context.written_whole(self._context.machine.size(held.state), batch.nbytes):
             return await self._full(held, request, batch)
         return await self._delta(held, request, batch)
+
+    async def rewrite(self, held: Held[S], request: Request, changing: Changing[S]) -> WriteOutcome:
+        """Write the whole state that is made of this one. Only an Applied changed anything.
+
+        Raises:
+            StateError: Redis failed.
+            Exception: whatever `changing`, the machine or `request.admit` raised; nothing was changed.
+        """
+        self._memory.take()
+        with self._kept(held, Exception, asyncio.CancelledError):  # nothing is sent
+            await request.admit()
+            change = await changing(held.present)
+            data = await self._context.machine.serialise(change.state)
+        return await self._commit(held, request.attempt(), change, data)
 
     async def _full(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
         context, attempt = self._context, request.attempt()
@@ -53,6 +69,13 @@ class Writer(Generic[S]):
             data = await context.machine.serialise(state)
         if not context.written_whole(len(data), batch.nbytes):
             return await self._outgrown(held, attempt, batch, state, answer)
+        inline = context.outweighed(len(data), batch.nbytes)
+        return await self._commit(held, attempt, Change(held.config, state, answer), data, inline=inline)
+
+    async def _commit(
+        self, held: Held[S], attempt: Attempt, change: Change[S], data: bytes, *, inline: bool = False
+    ) -> WriteOutcome:
+        context = self._context
         touched = context.clock()
         with self._kept(held):
             await context.settle(held.track, held.seq)
@@ -62,15 +85,18 @@ class Writer(Generic[S]):
                 held.basis,
                 attempt,
                 data,
-                adapter=context.machine.adapter(state),
-                config=held.config,
-                answer=answer,
-                inline=context.outweighed(len(data), batch.nbytes),
+                adapter=context.machine.adapter(change.state),
+                config=change.config,
+                answer=change.answer,
+                inline=inline,
             )
+        context.observer.wrote("full", _name(outcome))
         if not isinstance(outcome, Committed):
             return self._refused(held, outcome)
         held.track.rebase(outcome.seq, outcome.basis.sid)
-        return self._applied(replace(held.at(outcome.basis), state=state, touched=touched), answer)
+        following = held.at(outcome.basis, attempt.number)
+        following = replace(following, config=change.config, state=change.state, touched=touched)
+        return self._applied(following, change.answer)
 
     async def _compute(self, held: Held[S], request: Request, batch: Batch) -> tuple[S, bytes]:
         begun: list[float] = []
@@ -148,9 +174,11 @@ class Writer(Generic[S]):
 
     async def _append_once(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:
         context = self._context
-        return await context.store.journal.append(
+        outcome = await context.store.journal.append(
             context.client, context.model, held.basis, held.track.fence, attempt, batch, context.machine.engine
         )
+        context.observer.wrote("delta", _name(outcome))
+        return outcome
 
     async def _appended(
         self, held: Held[S], attempt: Attempt, batch: Batch, state: S, answer: bytes, appending: Appending, sent: float
@@ -164,7 +192,7 @@ class Writer(Generic[S]):
         held.track.sizes[seq] = batch.nbytes
         held.track.owed[seq] = Owed(attempt.rid, attempt.tag, answer)
         touched = sent if outcome.touched else held.touched
-        following = replace(held.at(outcome.basis), state=state, touched=touched)
+        following = replace(held.at(outcome.basis, attempt.number), state=state, touched=touched)
         applied = self._applied(following, answer)
         self._tasks.start(self._context.settle(held.track, seq))
         self._snapshotter.consider(following)
@@ -190,7 +218,7 @@ class Writer(Generic[S]):
         context = self._context
         with suppress(StateError):
             return await context.store.journal.undo(
-                context.client, context.model, held.basis, held.track.fence, attempt
+                context.client, context.model, held.basis, held.number, held.track.fence, attempt
             )
         return None
 
@@ -219,3 +247,7 @@ class Writer(Generic[S]):
         except kinds:
             self._memory.held = held
             raise
+
+
+def _name(outcome: object) -> str:
+    return type(outcome).__name__.lower()

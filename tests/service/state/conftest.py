@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -29,15 +30,20 @@ from acclimate_service.state import (
     ResetOutcome,
     Restored,
     Session,
+    Single,
     StateStore,
     Wire,
     connect,
+    dial,
     random_rid,
 )
+from acclimate_service.state.cluster import Cluster
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `checker` and `faulty_link`
+from checker.recorder import Recorder
 from checker.toy import PROBE, Toy, batch_of
 from faulty_link import Link
+from redis_cluster import RedisCluster, redis_cluster
 
 MODEL = "0123456789abcdef"
 FINGERPRINT = "f" * 32
@@ -109,15 +115,26 @@ class Replica:
         self.now = 0.0  # seconds that its clock is ahead
         clock = asyncio.get_running_loop().time
         context = Context(
-            store, limits, self.client, model, machine, policy, self.events.append, lambda: clock() + self.now
+            store,
+            limits,
+            self.client,
+            model,
+            machine,
+            policy,
+            Recorder(self.events.append),
+            clock=lambda: clock() + self.now,
         )
         self.session = Session(context)
 
-    def request(self, key: str | None = None, fingerprint: str = FINGERPRINT) -> Request:
-        return Request(self.client.rid(key) if key else random_rid(), fingerprint)
+    def request(self, key: str | None = None, fingerprint: str = FINGERPRINT, number: int = 0) -> Request:
+        return Request(self.client.rid(key) if key else random_rid(), fingerprint, number=number)
 
-    async def apply(self, payload: bytes, key: str | None = None) -> Applied:
-        return await self.session.apply(self.request(key), batch_of(payload))
+    async def apply(self, payload: bytes, key: str | None = None, number: int = 0) -> Applied:
+        return await self.session.apply(self.request(key, number=number), batch_of(payload))
+
+    async def rework(self, content: bytes, key: str | None = None) -> Applied:
+        """Replace the whole state."""
+        return await self.session.replace(self.request(key), partial(self.machine.rework, content=content))
 
     async def seen(self) -> tuple[int, bytes]:
         """Version, and answer to the probe, of what is durable."""
@@ -146,12 +163,21 @@ async def admin(redis_server: EmbeddedRedis) -> AsyncIterator[Redis]:
 
 @pytest_asyncio.fixture
 async def make_store(redis_server: EmbeddedRedis, admin: Redis) -> AsyncIterator[Callable[..., StateStore]]:
-    """Make a store, with limits of its own; `url`, `connection` (for `connect`) and `resend` are for faults."""
+    """Make a store, with limits of its own; `url`, `connection` (for `dial`) and `resend` are for faults.
+
+    A `link` goes before both; whoever made it closes it.
+    """
     stores: list[StateStore] = []
 
-    def make(url: str = redis_server.url, connection: dict[str, Any] | None = None, **limits: int) -> StateStore:
+    def make(
+        url: str = redis_server.url,
+        connection: dict[str, Any] | None = None,
+        link: Cluster | None = None,
+        **limits: int,
+    ) -> StateStore:
         chosen = Limits(**limits)
-        wire = Wire(connect(url, **(connection or {})), resend=chosen.resend, jitter_ms=chosen.jitter_ms)
+        way = link or Single(dial(url, **(connection or {})))
+        wire = Wire(way, resend=chosen.resend, jitter_ms=chosen.jitter_ms)
         stores.append(StateStore(wire, chosen))
         return stores[-1]
 
@@ -165,7 +191,7 @@ async def make_wire(redis_server: EmbeddedRedis, admin: Redis) -> AsyncIterator[
     wires: list[Wire] = []
 
     def make(url: str = redis_server.url, **connection: Any) -> Wire:
-        wires.append(Wire(connect(url, **connection)))
+        wires.append(Wire(Single(dial(url, **connection))))
         return wires[-1]
 
     yield make
@@ -200,16 +226,49 @@ async def make_replica(make_store: Callable[..., StateStore]) -> AsyncIterator[C
         model: str = MODEL,
         policy: Policy = Policy("{}"),  # noqa: B008
         url: str | None = None,
+        link: Cluster | None = None,
         **limits: int,
     ) -> Replica:
         chosen = {"inline_max": 100, "full_max": 600, "chunk_bytes": 150, "steal_after_ms": 40, **limits}
-        store = make_store(**({"url": url} if url else {}), **chosen)
+        store = make_store(**({"url": url} if url else {}), link=link, **chosen)
         replicas.append(Replica(store, Limits(**chosen), client, model, machine or Toy(lambda count: size), policy))
         return replicas[-1]
 
     yield make
     for replica in replicas:
         await replica.session.aclose()
+
+
+@pytest.fixture(scope="session")
+def cluster_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster(cluster_servers: RedisCluster) -> RedisCluster:
+    """A whole and empty cluster."""
+    cluster_servers.heal()
+    cluster_servers.flush()
+    return cluster_servers
+
+
+@pytest_asyncio.fixture
+async def make_cluster_link(cluster: RedisCluster) -> AsyncIterator[Callable[..., Awaitable[Cluster]]]:
+    links: list[Cluster] = []
+
+    async def make(**options: Any) -> Cluster:
+        links.append(await connect(cluster.url, **options))
+        return links[-1]
+
+    yield make
+    for each in links:
+        await each.aclose()
+
+
+@pytest_asyncio.fixture
+async def cluster_link(make_cluster_link: Callable[..., Awaitable[Cluster]]) -> Cluster:
+    return await make_cluster_link()
 
 
 @pytest_asyncio.fixture

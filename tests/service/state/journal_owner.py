@@ -50,8 +50,9 @@ class Owner:
             self.basis = replace(self.basis, sid=snapshot.sid)
         return outcome
 
-    async def undo(self, before: Basis, attempt: Attempt):
-        return await self.journal.undo(self.driver.client, self.driver.model, before, self.fence, attempt)
+    async def undo(self, before: Basis, attempt: Attempt, number: int = 0):
+        """Take an entry back; `number` is that of the newest numbered batch before it."""
+        return await self.journal.undo(self.driver.client, self.driver.model, before, number, self.fence, attempt)
 
 
 async def open_journal(driver, nonce: str = "1" * 16, *, force: bool = False, basis: Basis | None = None):

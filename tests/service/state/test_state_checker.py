@@ -30,6 +30,7 @@ QUICK = {
     "18 chunk count",
     "20 TTL in chunk",
     "21 journal cap",
+    "number check",
 }
 DIRECTED = dict(
     zip(
@@ -52,6 +53,7 @@ async def test_histories_full_of_faults_break_no_promise(lab: Lab):
     assert report.histories == FEW
     assert report.injected["snapshot"] > 0
     assert report.injected["lease_stolen"] > 0
+    assert report.injected["late"] > 0
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ async def test_another_replica_restores_a_state_from_its_journal(make_replica):
     await one.apply(b"2")
     applied = await two.apply(b"3")
     assert (applied.seq, applied.status, applied.answer) == (3, "restored", answer_after(b"1", b"2", b"3"))
-    assert two.events == ["lease_stolen"]
+    assert two.events == ["lease_stolen", "replayed 2", "found restored", "delta appended"]
     assert two.machine.steps == 3
 
 

@@ -108,7 +108,7 @@ async def test_an_eviction_whose_snapshot_fails_loses_nothing(make_replica):
     replica = make_replica(machine=Toy(lambda count: LARGE, refuses=lambda: True))
     await replica.apply(b"1")
     await replica.session.evict()
-    assert replica.events == ["snapshot_failed"]
+    assert replica.events[-1] == "snapshot_failed"
     assert (await replica.apply(b"2")).answer == answer_after(b"1", b"2")
 
 

@@ -32,7 +32,7 @@ async def test_a_change_without_any_reply_is_unknown_and_its_retry_is_a_replay(m
 
 
 async def test_a_reply_that_does_not_come_in_time_counts_as_lost(make_driver, link):
-    driver = make_driver(url=link.url, connection={"timeout": 0.1})
+    driver = make_driver(url=link.url, connection={"reply_timeout": 0.1})
     await driver.committed()
     attempt = driver.attempt()
     fault = link.fault("stall", attempt.tag)

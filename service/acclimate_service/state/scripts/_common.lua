@@ -77,6 +77,11 @@ local function remember(keys, ask, model, seq, life, now, key_ttl)
   expire_together(now + key_ttl, keys.markers, keys.marker_times)
 end
 
+-- The number of the newest numbered batch. One without a number leaves it.
+local function count_to(keys, number)
+  if number ~= '0' then redis.call('HSET', keys.head, 'num', number) end
+end
+
 local function drop_answer(keys, rid)
   local size = redis.call('HSTRLEN', keys.answers, rid)
   redis.call('HDEL', keys.answers, rid)

@@ -9,7 +9,7 @@ local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local basis_tag, fence, sid, model, entry = unpack(ARGV, 5, 9)
 local entries_cap, bytes_cap, lease_ms = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local state_ttl, key_ttl = tonumber(ARGV[13]), tonumber(ARGV[14])
-local key_min, key_cap = tonumber(ARGV[15]), tonumber(ARGV[16])
+local key_min, key_cap, number = tonumber(ARGV[15]), tonumber(ARGV[16]), ARGV[17]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -26,6 +26,7 @@ seq = whole(seq + 1)
 -- The first write grows, so a full Redis refuses the script whole; the later ones it lets pass.
 redis.call('HSET', keys.journal, seq, entry, seq .. 'm', table.concat({ask.tag, ask.rid, #entry}, '|'))
 redis.call('HSET', keys.head, 'seq', seq, 'tag', ask.tag, 'jn', whole(entries + 1), 'jb', whole(bytes + #entry))
+count_to(keys, number)
 remember(keys, ask, model, seq, registry.life, now, key_ttl)
 sweep_markers(keys, now, key_ttl, key_min, key_cap)
 redis.call('SET', keys.lease, fence, 'PX', lease_ms)

@@ -4,7 +4,7 @@
 local keys = {
   registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4], head = KEYS[5], journal = KEYS[6],
 }
-local rid, entry_tag, new_tag, life, fence = unpack(ARGV, 1, 5)
+local rid, entry_tag, new_tag, life, fence, number = unpack(ARGV, 1, 6)
 
 local head = redis.call('HMGET', keys.head, 'seq', 'tag', 'fence', 'jn', 'jb')
 local seq, tag, holder, entries, bytes = unpack(head)
@@ -22,5 +22,6 @@ redis.call('HDEL', keys.journal, seq, seq .. 'm')
 redis.call('HDEL', keys.markers, rid)
 redis.call('ZREM', keys.marker_times, rid)
 seq = whole(seq - 1)
-redis.call('HSET', keys.head, 'seq', seq, 'tag', new_tag, 'jn', whole(entries - 1), 'jb', whole(bytes - size))
+redis.call('HSET', keys.head, 'seq', seq, 'tag', new_tag, 'jn', whole(entries - 1), 'jb', whole(bytes - size),
+  'num', number)
 return {'OK', seq}

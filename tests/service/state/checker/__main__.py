@@ -24,8 +24,8 @@ def tell(history: History) -> None:
     lines = [
         (
             call.start,
-            f"{op.kind} {number} key {op.request.rid[:6]} model {op.model[-1]} on {call.replica}: {call.fate} "
-            f"until {call.end - begin:.3f}: {call.applied or repr(call.error)}",
+            f"{op.kind} {number}, batch {op.number or '-'}, key {op.request.rid[:6]} model {op.model[-1]} "
+            f"on {call.replica}: {call.fate} until {call.end - begin:.3f}: {call.applied or repr(call.error)}",
         )
         for call, number, op in calls
     ]

@@ -3,16 +3,17 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.connection import AbstractConnection
 
-from acclimate_service.state import scripts
+from acclimate_service.state import Link, scripts
+from acclimate_service.state.link import Asked, Target, Unreachable
 
 NAMES = {script.sha: script.name for script in vars(scripts).values() if isinstance(script, scripts.Script)}
 
@@ -73,64 +74,79 @@ class Faults:
 
 
 class FaultyPool:
-    """Connections of one life of a replica. After its crash nothing more is sent; what was sent goes on."""
+    """A link of one life of a replica. After its crash nothing more is sent; what was sent goes on.
+
+    It has no patience of its own: how often an exchange is repeated is drawn with the history.
+    """
+
+    patience = 0.0
 
     def __init__(
         self,
-        pool: BlockingConnectionPool,
+        link: Link,
         faults: Faults,
         dice: random.Random,
         crash: Callable[[], None],
         mutated: Mapping[str, str],
     ) -> None:
-        self.pool = pool
+        self.link = link
         self.faults = faults
         self.dice = dice
         self.crash = crash
         self.mutated = mutated  # SHA-1 of a script -> that of the one to run in its place
         self.dead = False
 
-    async def get_connection(self) -> "FaultyConnection":
-        if self.dead:
-            raise exceptions.ConnectionError("this replica has crashed")
-        return FaultyConnection(self)
+    @property
+    def masters(self) -> Sequence[Target]:
+        return self.link.masters
 
-    async def release(self, connection: "FaultyConnection") -> None:
-        pass
+    async def lane(self, target: Target) -> "FaultyLane":
+        if self.dead:
+            raise Unreachable("this replica has crashed")
+        return FaultyLane(self, target)
+
+    async def redirected(self, redirect: exceptions.AskError) -> Asked | None:
+        return await self.link.redirected(redirect)
+
+    async def refresh(self) -> None:
+        await self.link.refresh()
+
+    async def subscription(self) -> AbstractConnection:
+        return await self.link.subscription()
 
     async def aclose(self) -> None:
         pass
 
 
-class FaultyConnection:
+class FaultyLane:
     """One exchange."""
 
-    def __init__(self, pool: FaultyPool) -> None:
+    def __init__(self, pool: FaultyPool, target: Target) -> None:
         self._pool = pool
-        self._command: tuple[Any, ...] = ()
+        self._target = target
 
-    async def send_command(self, *command: Any) -> None:
-        self._command = command
-
-    async def read_response(self) -> Any:
+    async def ask(self, *command: Any) -> Any:
         task, under_way = asyncio.current_task(), self._pool.faults.exchanges
         assert task is not None
         under_way.add(task)
         try:
-            return await self._exchange()
+            return await self._exchange(command)
         finally:
             under_way.discard(task)
 
-    async def _exchange(self) -> Any:
+    async def release(self) -> None:
+        pass
+
+    async def _exchange(self, command: tuple[Any, ...]) -> Any:
         pool = self._pool
-        fault = pool.faults.draw(pool.dice, NAMES.get(self._command[1], "read"))
+        fault = pool.faults.draw(pool.dice, NAMES.get(command[1], "read"))
         match fault:
             case "crash before":
                 self._crash()
             case "drop":
                 raise exceptions.ConnectionError("dropped")
             case "delayed":
-                pool.faults.detach(self._later(pool.dice.uniform(*pool.faults.delay)))
+                pool.faults.detach(self._later(command, pool.dice.uniform(*pool.faults.delay)))
                 raise exceptions.TimeoutError("given up")
             case "slow":
                 await asyncio.sleep(pool.dice.uniform(0.001, 0.01))
@@ -138,7 +154,7 @@ class FaultyConnection:
                 await asyncio.sleep(pool.dice.uniform(0.02, 0.2))
             case "cancelled":
                 CALLER.get().cancel()
-        reply = await self._send()
+        reply = await self._send(command)
         match fault:
             case "crash after":
                 self._crash()
@@ -152,16 +168,15 @@ class FaultyConnection:
         self._pool.crash()
         raise exceptions.ConnectionError("crashed")
 
-    async def _later(self, delay: float) -> None:
+    async def _later(self, command: tuple[Any, ...], delay: float) -> None:
         await asyncio.sleep(delay)
-        with suppress(exceptions.RedisError, OSError):  # nobody is there to hear it
-            await self._send()
+        with suppress(exceptions.RedisError, OSError, Unreachable):  # nobody is there to hear it
+            await self._send(command)
 
-    async def _send(self) -> Any:
-        verb, sha, *tail = self._command
-        connection = await self._pool.pool.get_connection()
+    async def _send(self, command: tuple[Any, ...]) -> Any:
+        verb, sha, *tail = command
+        lane = await self._pool.link.lane(self._target)
         try:
-            await connection.send_command(verb, self._pool.mutated.get(sha, sha), *tail)
-            return await connection.read_response()
+            return await lane.ask(verb, self._pool.mutated.get(sha, sha), *tail)
         finally:
-            await self._pool.pool.release(connection)
+            await lane.release()

@@ -1,17 +1,20 @@
 """One seeded history: replicas, callers, faults; then quiet, and what Redis holds in the end."""
 
 import asyncio
+import itertools
 import random
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from checker.faults import Faults
 from checker.profile import Profile
-from checker.records import Call, Deletion, Ending, Fate, Op
+from checker.records import Call, Deletion, Ending, Fate, Kind, Op
 from checker.replica import Replica
-from checker.toy import HEADER, PROBE, Toy, ToyFailure, batch_of
+from checker.toy import HEADER, PROBE, Toy, ToyFailure, ToyState, batch_of
 
 from acclimate_service.state import (
+    Applied,
     ClientDeleted,
     ClientScope,
     ClientUnknown,
@@ -19,8 +22,10 @@ from acclimate_service.state import (
     KeyUsedBeforeDelete,
     Limits,
     Looked,
+    OutOfOrder,
     Policy,
     Request,
+    Session,
     StateError,
 )
 
@@ -30,6 +35,7 @@ LIMITS = {
     "inline_max": 1000,
     "full_max": 2000,
     "chunk_bytes": 1500,
+    "chunk_gap_ms": 1,
     "lease_ms": 60,
     "steal_after_ms": 25,
     "journal_entries": 8,
@@ -48,7 +54,7 @@ SIZES: dict[str, Callable[[int], int]] = {
     "growing": lambda count: 200 + 250 * count,
     "shrinking": lambda count: max(HEADER, 2600 - 250 * count),
 }
-FINAL = (ClientDeleted, ClientUnknown, KeyReused, KeyUsedBeforeDelete)
+FINAL = (ClientDeleted, ClientUnknown, KeyReused, KeyUsedBeforeDelete, OutOfOrder)
 """Refusals that sending the same again does not change."""
 
 
@@ -64,6 +70,7 @@ class History:
         self.deletions: list[Deletion] = []
         self.crashed_harness: list[str] = []
         self._lab = lab
+        self._numbers = itertools.count(1)
         self._rng = random.Random(f"history {seed}")
         self._clock = asyncio.get_running_loop().time
         self._models = MODELS if self._rng.random() < profile.second_model else MODELS[:1]
@@ -113,8 +120,10 @@ class History:
             self._other_body: 6,
             self._late_retry: 10,
             self._reset: 6 * self.profile.resets,
+            self._rework: 5 * self.profile.reworks,
             self._delete: 4 * self.profile.deletes,
             self._evict: 6,
+            self._drop: 4 * self.profile.drops,
         }
         for _ in range(rng.randint(4, 9)):
             [action] = rng.choices(list(actions), list(actions.values()))
@@ -124,11 +133,7 @@ class History:
 
     async def _predict(self, rng: random.Random) -> None:
         op = self._new(rng, "predict", rng.randbytes(rng.choice((8, 8, 8, 1500))))
-        for _ in range(rng.randint(1, 8)):
-            call = await self._call(op, rng)
-            if call.fate == "acknowledged" or isinstance(call.error, FINAL):
-                return
-            await asyncio.sleep(rng.uniform(0, 0.02))
+        await self._insist(op, rng, rng.randint(1, 8))
 
     async def _duplicates(self, rng: random.Random) -> None:
         """At once, or so that the second meets the first half-way."""
@@ -156,10 +161,10 @@ class History:
 
     async def _reset(self, rng: random.Random) -> None:
         op = self._new(rng, "reset", rng.choice((b"", f"config {rng.randint(1, 9)}".encode())))
-        for _ in range(rng.randint(1, 3)):
-            call = await self._call(op, rng)
-            if call.fate == "acknowledged" or isinstance(call.error, FINAL):
-                return
+        await self._insist(op, rng, rng.randint(1, 3))
+
+    async def _rework(self, rng: random.Random) -> None:
+        await self._insist(self._new(rng, "rework", rng.randbytes(8)), rng, rng.randint(1, 4))
 
     async def _delete(self, rng: random.Random) -> None:
         model = rng.choice(self._models)
@@ -175,12 +180,25 @@ class History:
         replica = rng.choice(self.replicas)
         await self._outcome(replica.start(rng.choice(self._models), lambda session: session.evict()))
 
+    async def _drop(self, rng: random.Random) -> None:
+        """Without waiting for anybody's turn, as an announcement does."""
+        rng.choice(self.replicas).drop()
+
     # How their calls end.
 
-    def _new(self, rng: random.Random, kind: Literal["predict", "reset"], content: bytes) -> Op:
+    def _new(self, rng: random.Random, kind: Kind, content: bytes) -> Op:
         rid, fingerprint = f"{rng.getrandbits(128):032x}", f"{rng.getrandbits(128):032x}"
-        self.ops.append(Op(kind, rng.choice(self._models), content, Request(rid, fingerprint)))
+        numbered = kind == "predict" and rng.random() < self.profile.numbered
+        request = Request(rid, fingerprint, number=next(self._numbers) if numbered else 0)
+        self.ops.append(Op(kind, rng.choice(self._models), content, request))
         return self.ops[-1]
+
+    async def _insist(self, op: Op, rng: random.Random, times: int) -> None:
+        for _ in range(times):
+            call = await self._call(op, rng)
+            if call.fate == "acknowledged" or isinstance(call.error, FINAL):
+                return
+            await asyncio.sleep(rng.uniform(0, 0.02))
 
     async def _call(self, op: Op, rng: random.Random) -> Call:
         """On any replica, and now and then for the other model, as while a service moves from one to the next."""
@@ -190,16 +208,21 @@ class History:
 
     async def _call_on(self, op: Op, replica: Replica, model: str) -> Call:
         start = self._clock()
-        if op.kind == "predict":
-            batch = batch_of(op.content)
-            task = replica.start(model, lambda session: self.profile.apply(session, op.request, batch), op.request)
-        else:
-            config = op.content.decode()
-            task = replica.start(model, lambda session: session.reset(op.request, config), op.request)
-        applied, error = await self._outcome(task)
+        applied, error = await self._outcome(replica.start(model, self._work(op, replica), op.request))
         self._lab.acknowledged += error is None
         op.calls.append(Call(model, replica.name, start, self._clock(), self._fate(error), applied, error))
+        self.faults.injected["late"] += op.calls[-1].late
         return op.calls[-1]
+
+    def _work(self, op: Op, replica: Replica) -> Callable[[Session[ToyState]], Awaitable[Applied]]:
+        match op.kind:
+            case "predict":
+                return lambda session: self.profile.apply(session, op.request, batch_of(op.content))
+            case "rework":
+                change = partial(replica.machine.rework, content=op.content)
+                return lambda session: session.replace(op.request, change)
+            case "reset":
+                return lambda session: session.reset(op.request, op.content.decode())
 
     async def _outcome(self, task: asyncio.Task[Any]) -> tuple[Any, BaseException | None]:
         await asyncio.wait([task])

@@ -11,9 +11,10 @@ from hashlib import sha1
 from checker.history import LIMITS, History
 from checker.profile import Profile
 from checker.verdict import judge
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 
-from acclimate_service.state import connect, scripts
+from acclimate_service.state import Link, connect, scripts
+from acclimate_service.state.cluster import Cluster
 
 ALL = {each.name: each for each in vars(scripts).values() if isinstance(each, scripts.Script)}
 PATIENCE = 60.0  # seconds for one history; far more than any needs
@@ -34,11 +35,17 @@ class Report:
 
 
 class Lab:
-    """One Redis. Histories do not come to their end before `calm` is set, as it is unless somebody troubles Redis."""
+    """One Redis, or one cluster. Histories do not come to their end before `calm` is set, as it is unless somebody
+    troubles Redis.
 
-    def __init__(self, url: str) -> None:
-        self.pool = connect(url, max_connections=256, pool_timeout=30, connect_timeout=10, timeout=30)
-        self.admin = Redis(connection_pool=connect(url, max_connections=32, pool_timeout=30, timeout=30))
+    Args:
+        pool: the link that all replicas share.
+        admin: a plain client of the same Redis.
+    """
+
+    def __init__(self, pool: Link, admin: Redis | RedisCluster) -> None:
+        self.pool = pool
+        self.admin = admin
         self._serial = itertools.count()
         self.acknowledged = 0
         self.calm = asyncio.Event()
@@ -138,12 +145,17 @@ class Lab:
 
     async def aclose(self) -> None:
         await self.pool.aclose()
-        await self.admin.aclose(close_connection_pool=True)
+        await self.admin.aclose()
 
 
 @asynccontextmanager
 async def open_lab(url: str) -> AsyncIterator[Lab]:
-    lab = Lab(url)
+    link = await connect(url, max_connections=256, pool_timeout=30, connect_timeout=10, reply_timeout=30)
+    if isinstance(link, Cluster):
+        admin = RedisCluster.from_url(url)
+    else:
+        admin = Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=32, timeout=30))
+    lab = Lab(link, admin)
     try:
         yield lab
     finally:

@@ -4,33 +4,13 @@ A mutation is a profile: edits of scripts, patches of the flow, and rates that m
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from checker import flows
 from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
-from checker.toy import ToyState
 
-from acclimate_service.state import (
-    Appended,
-    Applied,
-    Attempt,
-    Basis,
-    Batch,
-    Committed,
-    Conflict,
-    Fenced,
-    Journal,
-    Loaded,
-    Replay,
-    Request,
-    Session,
-    StateError,
-    StateStore,
-    random_rid,
-    wire,
-)
-from acclimate_service.state.held import Held
+from acclimate_service.state import Journal, Loaded, Request, StateStore, wire
 from acclimate_service.state.replaying import Replays
 from acclimate_service.state.snapshotting import Snapshotter
 from acclimate_service.state.writing import Writer
@@ -38,102 +18,6 @@ from acclimate_service.state.writing import Writer
 
 def _raised(**rates: float) -> Mapping[str, float]:
     return {**RATES, **{name.replace("__", ": ").replace("_", " "): rate for name, rate in rates.items()}}
-
-
-# cx 3, 4
-
-
-class _Versioned(Request):
-    """A request whose tags are version numbers."""
-
-    def attempt(self) -> Attempt:
-        return Attempt(self.rid, self.fingerprint, f"{_versions[self.rid]:016x}")
-
-
-_versions: dict[str, int] = {}
-_write = Writer.write
-
-
-async def _write_versioned(self: Writer[ToyState], held: Held[ToyState], request: Request, batch: Batch) -> Any:
-    _versions[request.rid] = held.seq + 1
-    return await _write(self, held, _Versioned(request.rid, request.fingerprint, request.admit), batch)
-
-
-# cx 6
-
-
-async def _retry_as_new(session: Session[Any], request: Request, batch: Batch) -> Applied:
-    try:
-        return await session.apply(request, batch)
-    except StateError as error:
-        if error.committed is False:
-            raise
-        return await session.apply(Request(random_rid(), request.fingerprint), batch)
-
-
-# cx 7
-
-
-def _verdict_by_key(self: Loaded, fingerprint: str) -> Replay | None:
-    return Replay(self.marker.seq, self.marker.model, self.answer, self.life) if self.marker else None
-
-
-# cx 8
-
-_append = Journal.append
-_commit = StateStore.commit
-
-
-async def _append_as_if(self: Journal, client: Any, model: str, basis: Basis, fence: str, attempt: Attempt, *rest: Any):
-    outcome = await _append(self, client, model, basis, fence, attempt, *rest)
-    if isinstance(outcome, Conflict | Fenced):
-        return Appended(Basis(basis.life, basis.seq + 1, attempt.tag, basis.sid), touched=False)
-    return outcome
-
-
-async def _commit_as_if(
-    self: StateStore, client: Any, model: str, basis: Basis, attempt: Attempt, *rest: Any, **more: Any
-):
-    outcome = await _commit(self, client, model, basis, attempt, *rest, **more)
-    return Committed(Basis(basis.life, basis.seq + 1, attempt.tag)) if isinstance(outcome, Conflict) else outcome
-
-
-# cx 11, 12
-
-_take = Snapshotter._take
-
-
-async def _take_mislabelled(self: Snapshotter[ToyState], held: Held[ToyState]) -> bool:
-    now = await self._context.store.load(self._context.client, self._context.model)
-    if now.life != held.life or now.head is None:
-        return False
-    return await _take(self, replace(held, seq=now.head.seq, tag=now.head.tag))
-
-
-async def _take_unsettled(self: Snapshotter[ToyState], held: Held[ToyState]) -> bool:
-    owed, held.track.owed = held.track.owed, {}
-    try:
-        return await _take(self, held)
-    finally:
-        held.track.owed = owed
-
-
-# cx 13
-
-_settle = Replays.settle
-
-
-async def _recompute_unstored(self: Replays[ToyState], request: Request, replay: Replay, head: Any) -> Applied | None:
-    rebuilt = await self._rebuilder.rebuild(head, replay.seq)
-    if rebuilt is None:
-        return None
-    return Applied(replay.seq, replay.life, replay.model, rebuilt.owed[replay.seq].answer, "recomputed")
-
-
-async def _settle_other_model(self: Replays[ToyState], request: Request, loaded: Loaded, replay: Replay) -> Any:
-    if replay.answer is None and replay.model != self._context.model:
-        return Applied(replay.seq, replay.life, replay.model, None, "unavailable")
-    return await _settle(self, request, loaded, replay)
 
 
 _MARKER_CHECKS = """  if life ~= registry.life then return {'USED'} end
@@ -165,6 +49,12 @@ _FAILING: Any = {
     "limits": {"lease_ms": 10, "steal_after_ms": 200},
     "rates": _raised(undo__pause_before=0.6),
 }
+_REWORKS: Any = {
+    "reworks": 6.0,
+    "resets": 0.0,
+    "size": "large",
+    "rates": _raised(answer__drop=0.5),
+}
 
 MUTATIONS: Mapping[str, Profile] = {
     "1 tag compare in commit": Profile(edits=(Edit("commit", "(tag or '') ~= basis_tag or "),)),
@@ -172,7 +62,7 @@ MUTATIONS: Mapping[str, Profile] = {
         edits=(Edit("append", "if tag ~= basis_tag then return conflict(registry, keys.head) end\n"),),
         unequal=1.0,
     ),
-    "3 versions for tags": Profile(patches=(Patch(Writer, "write", _write_versioned),), deletes=3.0),
+    "3 versions for tags": Profile(patches=(Patch(Writer, "write", flows.write_versioned),), deletes=3.0),
     "5 marker check in the scripts": Profile(
         edits=(Edit("commit", _MARKER_CHECKS, "return nil\n"), Edit("append", _MARKER_CHECKS, "return nil\n")),
     ),
@@ -182,14 +72,14 @@ MUTATIONS: Mapping[str, Profile] = {
             Edit("append", _MARKER),
         ),
     ),
-    "6 key of a retry": Profile(apply=_retry_as_new),
+    "6 key of a retry": Profile(apply=flows.retry_as_new),
     "7 fingerprint compare": Profile(
         edits=(Edit("commit", _FP_CHECK), Edit("append", _FP_CHECK), Edit("reset", _FP_CHECK)),
-        patches=(Patch(Loaded, "verdict", _verdict_by_key),),
+        patches=(Patch(Loaded, "verdict", flows.verdict_by_key),),
     ),
-    "7 fingerprint compare on load": Profile(patches=(Patch(Loaded, "verdict", _verdict_by_key),)),
+    "7 fingerprint compare on load": Profile(patches=(Patch(Loaded, "verdict", flows.verdict_by_key),)),
     "8 discard of a refused result": Profile(
-        patches=(Patch(Journal, "append", _append_as_if), Patch(StateStore, "commit", _commit_as_if)),
+        patches=(Patch(Journal, "append", flows.append_as_if), Patch(StateStore, "commit", flows.commit_as_if)),
     ),
     "9 fence, tag and life in flip": Profile(
         edits=_FLIP_CHECKS,
@@ -215,22 +105,24 @@ MUTATIONS: Mapping[str, Profile] = {
         resets=4.0,
     ),
     "11 label of a snapshot": Profile(
-        patches=(Patch(Snapshotter, "_take", _take_mislabelled),),
+        patches=(Patch(Snapshotter, "_take", flows.take_mislabelled),),
         **_SNAPSHOTS,
         rates=_raised(load__slow=0.3, answer__slow=0.3),
     ),
     "12 answers before flip": Profile(
-        patches=(Patch(Snapshotter, "_take", _take_unsettled),),
+        patches=(Patch(Snapshotter, "_take", flows.take_unsettled),),
         **_SNAPSHOTS,
         rates=_raised(answer__drop=0.5),
     ),
-    "13 recomputed answer stored": Profile(patches=(Patch(Replays, "_recompute", _recompute_unstored),), **_FAILING),
+    "13 recomputed answer stored": Profile(
+        patches=(Patch(Replays, "_recompute", flows.recompute_unstored),), **_FAILING
+    ),
     "13 answer check in undo": Profile(
         edits=(Edit("undo", "if redis.call('HEXISTS', keys.answers, rid) == 1 then return {'ANSWERED'} end\n"),),
         **_FAILING,
     ),
     "13 other model": Profile(
-        patches=(Patch(Replays, "settle", _settle_other_model),),
+        patches=(Patch(Replays, "settle", flows.settle_other_model),),
         **_FAILING,
         second_model=1.0,
         switches=0.7,
@@ -260,6 +152,12 @@ MUTATIONS: Mapping[str, Profile] = {
         size="large",
         unequal=1.0,
     ),
+    "number check": Profile(patches=(Patch(Request, "late", lambda self, newest: False),)),
+    "number given back by undo": Profile(
+        edits=(Edit("undo", ",\n  'num', number)", ")"),),
+        **{**_FAILING, "numbered": 1.0},
+    ),
+    "answers before a whole state": Profile(patches=(Patch(Writer, "_commit", flows.commit_unsettled),), **_REWORKS),
     "21 journal cap": Profile(
         edits=(
             Edit("append", "if entries + 1 > entries_cap or bytes + #entry > bytes_cap then return {'JFULL'} end\n"),

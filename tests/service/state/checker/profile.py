@@ -41,7 +41,8 @@ class Profile:
         unequal, second_model: per history: thresholds differ and a journal may be off; two models share the client.
         affinity: per call: it goes to the history's home replica.
         switches: per call, where there are two models: it goes to either.
-        duplicates, resets, deletes: weights of these actions.
+        duplicates, resets, reworks, deletes, drops: weights of these actions.
+        numbered: per batch: its caller numbers it.
         size: how states grow, a name of `SIZES`; any if empty.
         limits: in the place of the scaled-down ones.
         edits, patches: the safeguard that is taken away.
@@ -57,7 +58,10 @@ class Profile:
     switches: float = 0.2
     duplicates: float = 1.0
     resets: float = 1.0
+    reworks: float = 1.0
     deletes: float = 1.0
+    drops: float = 1.0
+    numbered: float = 1 / 3
     size: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from acclimate_service.state import Applied, Looked, Request
+from acclimate_service.state import Applied, Looked, OutOfOrder, Request
 
 Fate: TypeAlias = Literal["acknowledged", "refused", "unknown"]
+Kind: TypeAlias = Literal["predict", "reset", "rework"]
 
 
 @dataclass
@@ -20,14 +21,19 @@ class Call:
     applied: Applied | None
     error: BaseException | None
 
+    @property
+    def late(self) -> bool:
+        """Whether it was turned away because of its number."""
+        return isinstance(self.error, OutOfOrder)
+
 
 @dataclass
 class Op:
     """What a caller wants done once: every call of it carries the same key and content."""
 
-    kind: Literal["predict", "reset"]
+    kind: Kind
     model: str
-    content: bytes  # payload of a batch; new configuration of a reset, or nothing
+    content: bytes  # payload of a batch, or of a change of the whole state; configuration of a reset, or nothing
     request: Request
     calls: list[Call] = field(default_factory=list)
 
@@ -45,14 +51,20 @@ class Op:
         return [call.applied for call in self.calls if call.applied]
 
     @property
-    def models(self) -> set[str]:
-        """Where it may have been applied."""
-        return {call.model for call in self.calls}
+    def number(self) -> int:
+        return self.request.number
 
     @property
-    def uncertain(self) -> bool:
-        """Whether it may have been applied without anybody having been told."""
-        return not self.applied and any(call.fate == "unknown" for call in self.calls)
+    def models(self) -> set[str]:
+        """Where it may have been applied without anybody having been told."""
+        if self.applied:
+            return set()
+        return {call.model for call in self.calls if call.fate == "unknown" and not self._settled(call)}
+
+    def _settled(self, call: Call) -> bool:
+        """Whether it was turned away as late afterwards: had this call been applied, it would have been repeated."""
+        late = [later for later in self.calls if later.late and later.fate == "refused"]
+        return any(later.model == call.model and later.start >= call.end for later in late)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from checker.faults import CALLER, Faults, FaultyPool
+from checker.recorder import Recorder
 from checker.toy import Toy, ToyState
 from redis.asyncio import BlockingConnectionPool
 
@@ -48,7 +49,7 @@ class Replica:
         self._faults = faults
         self._dice = random.Random(f"{seed}/{name}")
         self._client = client
-        self._machine = machine
+        self.machine = machine
         self._resend = resend
         self._mutated = mutated
         self._requests: set[asyncio.Task[Any]] = set()
@@ -93,6 +94,11 @@ class Replica:
         task.add_done_callback(self._requests.discard)
         return task
 
+    def drop(self) -> None:
+        """What a replica does that may have missed a deletion."""
+        for session, _ in self._sessions.values():
+            session.drop()
+
     async def idle(self) -> None:
         """Wait until nothing that was sent is on its way."""
         with suppress(Exception):
@@ -101,7 +107,8 @@ class Replica:
 
     def _session(self, model: str) -> tuple[Session[ToyState], asyncio.Lock]:
         if model not in self._sessions:
-            context = Context(self._store, self.limits, self._client, model, self._machine, self.policy, self._observe)
+            observer = Recorder(self._observe)
+            context = Context(self._store, self.limits, self._client, model, self.machine, self.policy, observer)
             self._sessions[model] = Session(context), asyncio.Lock()
         return self._sessions[model]
 

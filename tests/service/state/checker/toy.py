@@ -3,9 +3,9 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from acclimate_service.state import Batch, Start
+from acclimate_service.state import Batch, Change, Present, Start
 
 PROBE = b"probe"
 HEADER = 40  # bytes: digest and count
@@ -27,8 +27,15 @@ def initial(config: str) -> ToyState:
     return ToyState(hashlib.sha256(config.encode()).digest(), 0, config)
 
 
-def advance(state: ToyState, payload: bytes) -> ToyState:
-    return ToyState(hashlib.sha256(state.digest + payload).digest(), state.count + 1, state.config)
+def advance(state: ToyState, payload: bytes, skipped: int = 0) -> ToyState:
+    missing = b"skipped %d" % skipped if skipped else b""
+    return ToyState(hashlib.sha256(state.digest + payload + missing).digest(), state.count + 1, state.config)
+
+
+def rework(state: ToyState, content: bytes) -> ToyState:
+    """Another state in the place of this one, under another configuration; both depend on what was before."""
+    config = "config " + hashlib.sha256(state.config.encode() + content).hexdigest()[:8]
+    return ToyState(hashlib.sha256(b"rework" + state.digest + content).digest(), state.count, config)
 
 
 def answer_of(state: ToyState) -> bytes:
@@ -81,8 +88,15 @@ class Toy:
         await asyncio.sleep(self.pause())
         if self.fails():
             raise ToyFailure
-        following = advance(state, bytes(batch.data))
+        following = advance(state, bytes(batch.data), batch.skipped)
         return following, answer_of(following)
+
+    async def rework(self, present: Present[ToyState], content: bytes) -> Change[ToyState]:
+        await asyncio.sleep(self.pause())
+        if self.fails():
+            raise ToyFailure
+        state = rework(replace(present.state, config=present.config), content)
+        return Change(state.config, state, answer_of(state))
 
     async def serialise(self, state: ToyState) -> bytes:
         if self.refuses():

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from checker.history import CONFIG, History
 from checker.records import Ending, Op
-from checker.toy import PROBE, ToyState, advance, answer_of, initial
+from checker.toy import PROBE, ToyState, advance, answer_of, initial, rework
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,36 @@ class Scope:
     probe: bytes | None  # what the durable state answers; None where it is gone
 
 
+@dataclass(frozen=True)
+class Point:
+    """Where a life has come to: its state, and the number of the newest numbered batch."""
+
+    state: ToyState
+    number: int = 0
+
+    def after(self, op: Op) -> "Point | None":
+        """Where this operation leads; None: it comes too late."""
+        if op.kind == "reset":
+            return Point(initial(op.content.decode() or self.state.config), self.number)
+        if op.kind == "rework":
+            return Point(rework(self.state, op.content), self.number)
+        if 0 < op.number <= self.number:
+            return None
+        skipped = max(0, op.number - self.number - 1) if self.number else 0
+        return Point(advance(self.state, op.content, skipped), op.number or self.number)
+
+
 def judge(history: History, ending: Ending) -> list[str]:
     """Everything that is wrong, in words; empty if nothing is."""
     problems = [*history.crashed_harness, *ending.problems]
     problems += _one_answer_per_key(history)
     problems += _silence_of_the_deleted(history)
     problems += _answers_to_be_had(history)
+    problems += _rightly_late(history)
     scopes, misplaced = _scopes(history, ending)
     problems += misplaced
     problems += [problem for scope in scopes for problem in _real_time(scope)]
+    problems += [problem for scope in scopes for problem in _numbers_rise(scope)]
     dead = {scope.life for scope in scopes} - {ending.life}
     if len(dead) > sum(deletion.fate != "refused" for deletion in history.deletions):
         problems.append("a life ended that nobody deleted")
@@ -104,28 +125,48 @@ def _real_time(scope: Scope) -> Iterator[str]:
             yield f"version {other_seq} was asked for after version {seq} had been answered"
 
 
+def _numbers_rise(scope: Scope) -> Iterator[str]:
+    numbered = [op.number for _, op in sorted(scope.placed.items()) if op.number]
+    for number, following in pairwise(numbered):
+        if number >= following:
+            yield f"batch {following} was applied after batch {number}"
+
+
+def _rightly_late(history: History) -> Iterator[str]:
+    """Who is told to come too late was not applied before, and somebody with such a number came."""
+    for op in history.ops:
+        for call in op.calls:
+            if not call.late:
+                continue
+            if any(earlier.applied and earlier.end <= call.start for earlier in op.calls):
+                yield f"{_name(history, op)} was applied, and then called late"
+            others = [other for other in history.ops if other is not op and other.number >= op.number and other.calls]
+            if not any(other.start < call.end and call.model in {c.model for c in other.calls} for other in others):
+                yield f"{_name(history, op)} was called late, but nothing came before it"
+
+
 def _explained(history: History, scopes: list[Scope]) -> bool:
     """Search for operations of unknown outcome that fill the versions nobody was told of (I1, I3, I4)."""
-    uncertain = [op for op in history.ops if op.uncertain]
+    uncertain = [op for op in history.ops if op.models]
     taken = {op.request.rid for scope in scopes for op in scope.placed.values()}
 
     def scope_at(index: int, used: frozenset[str]) -> bool:
-        return index == len(scopes) or version(index, 1, initial(CONFIG), used)
+        return index == len(scopes) or version(index, 1, Point(initial(CONFIG)), used)
 
-    def version(index: int, seq: int, state: ToyState, used: frozenset[str]) -> bool:
+    def version(index: int, seq: int, point: Point | None, used: frozenset[str]) -> bool:
         scope = scopes[index]
+        if point is None:
+            return False
         if seq > scope.length:
-            fine = scope.probe is None or scope.probe == answer_of(advance(state, PROBE))
+            fine = scope.probe is None or scope.probe == answer_of(advance(point.state, PROBE))
             return fine and scope_at(index + 1, used)
         if seq in scope.placed:
             op = scope.placed[seq]
-            following = _apply(state, op)
-            answers = {applied.answer for applied in op.applied} - {None}
-            fine = op.kind == "reset" or answers <= {answer_of(following)}
-            return fine and version(index, seq + 1, following, used)
+            following = point.after(op)
+            return _answered(op, following) and version(index, seq + 1, following, used)
         deadline = min((op.acknowledged for later, op in scope.placed.items() if later > seq), default=float("inf"))
         return any(
-            version(index, seq + 1, _apply(state, op), used | {op.request.rid})
+            version(index, seq + 1, point.after(op), used | {op.request.rid})
             for op in uncertain
             if scope.model in op.models and op.request.rid not in used and op.start < deadline
         )
@@ -133,10 +174,9 @@ def _explained(history: History, scopes: list[Scope]) -> bool:
     return scope_at(0, frozenset(taken))
 
 
-def _apply(state: ToyState, op: Op) -> ToyState:
-    if op.kind == "predict":
-        return advance(state, op.content)
-    return initial(op.content.decode() or state.config)
+def _answered(op: Op, following: Point | None) -> bool:
+    answers = {applied.answer for applied in op.applied} - {None}
+    return op.kind == "reset" or (following is not None and answers <= {answer_of(following.state)})
 
 
 def _name(history: History, op: Op) -> str:

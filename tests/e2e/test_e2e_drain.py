@@ -1,0 +1,76 @@
+"""A replica that is told to end: it says so, answers on, hands its clients over, and is gone in time."""
+
+import signal
+import time
+
+import httpx
+import pytest
+
+from acclimate_client import Client
+
+IMAGE = {"Content-Type": "application/octet-stream", "X-Tensor-Shape": "1,28,28"}
+
+
+def predict(http, client):
+    return http.post(f"/clients/{client}/predict", content=bytes(28 * 28), headers=IMAGE)
+
+
+def await_unready(http):
+    deadline = time.monotonic() + 5
+    while (reply := http.get("/v2/health/ready")).status_code != 503:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return reply
+
+
+def test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balancers_are_told(serve):
+    service = serve(drain_lead_s=1.0)
+    with httpx.Client(base_url=service.url, timeout=10) as http:
+        assert "connection" not in predict(http, "cam").headers
+        service.signal(signal.SIGTERM)
+        began = time.monotonic()
+        unready = await_unready(http)
+        assert "about to end" in unready.json()["reason"]
+        assert http.get("/v2/health/live").status_code == 200
+        reply = predict(http, "cam")
+        assert (reply.status_code, reply.json()["state"]["version"]) == (200, 2)
+        assert reply.headers["connection"] == "close"
+        assert service.wait() == 0
+        assert time.monotonic() - began >= 0.9
+    assert service.log.read_text() == ""
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_wait(serve, second):
+    service = serve(drain_lead_s=60)
+    service.signal(signal.SIGTERM)
+    with httpx.Client(base_url=service.url) as http:
+        await_unready(http)
+    service.signal(second)
+    assert service.wait() == 0
+
+
+@pytest.mark.parametrize(("budget", "base"), [(20, 3), (0, 0)], ids=["in time", "without any time"])
+def test_at_the_end_journals_become_snapshots_as_far_as_the_budget_goes(serve, stream, budget, base):
+    batches = stream(0, 4)
+    service = serve(drain_budget_s=budget)
+    with Client(service.url) as client:
+        for images in batches[:3]:
+            client.predict("cam", images)
+        assert client.get("cam").state.base == 0
+    service.signal(signal.SIGTERM)
+    assert service.wait() == 0
+    with Client(serve().url) as client:
+        state = client.get("cam").state
+        assert (state.version, state.base, state.journal_entries) == (3, base, 3 - base)
+        assert client.predict("cam", batches[3]).state.version == 4
+
+
+def test_a_replica_alone_with_its_redis_ends_at_once(serve):
+    service = serve()
+    with httpx.Client(base_url=service.url) as http:
+        assert predict(http, "cam").status_code == 200
+    began = time.monotonic()
+    service.signal(signal.SIGTERM)
+    assert service.wait() == 0
+    assert time.monotonic() - began < 4

@@ -1,0 +1,135 @@
+"""Flows of a session as they would be without a safeguard."""
+
+from dataclasses import replace
+from typing import Any
+
+from checker.toy import ToyState
+
+from acclimate_service.state import (
+    Appended,
+    Applied,
+    Attempt,
+    Basis,
+    Batch,
+    Committed,
+    Conflict,
+    Fenced,
+    Journal,
+    Loaded,
+    Replay,
+    Request,
+    Session,
+    StateError,
+    StateStore,
+    random_rid,
+)
+from acclimate_service.state.held import Held
+from acclimate_service.state.replaying import Replays
+from acclimate_service.state.snapshotting import Snapshotter
+from acclimate_service.state.writing import Writer
+
+# cx 3, 4
+
+
+class Versioned(Request):
+    """A request whose tags are version numbers."""
+
+    def attempt(self) -> Attempt:
+        return Attempt(self.rid, self.fingerprint, self.number, f"{_versions[self.rid]:016x}")
+
+
+_versions: dict[str, int] = {}
+_write = Writer.write
+
+
+async def write_versioned(self: Writer[ToyState], held: Held[ToyState], request: Request, batch: Batch) -> Any:
+    _versions[request.rid] = held.seq + 1
+    return await _write(self, held, Versioned(request.rid, request.fingerprint, request.admit, request.number), batch)
+
+
+# cx 6
+
+
+async def retry_as_new(session: Session[Any], request: Request, batch: Batch) -> Applied:
+    try:
+        return await session.apply(request, batch)
+    except StateError as error:
+        if error.committed is False:
+            raise
+        return await session.apply(Request(random_rid(), request.fingerprint), batch)
+
+
+# cx 7
+
+
+def verdict_by_key(self: Loaded, fingerprint: str) -> Replay | None:
+    return Replay(self.marker.seq, self.marker.model, self.answer, self.life) if self.marker else None
+
+
+# cx 8
+
+_append = Journal.append
+_commit = StateStore.commit
+
+
+async def append_as_if(self: Journal, client: Any, model: str, basis: Basis, fence: str, attempt: Attempt, *rest: Any):
+    outcome = await _append(self, client, model, basis, fence, attempt, *rest)
+    if isinstance(outcome, Conflict | Fenced):
+        return Appended(Basis(basis.life, basis.seq + 1, attempt.tag, basis.sid), touched=False)
+    return outcome
+
+
+async def commit_as_if(
+    self: StateStore, client: Any, model: str, basis: Basis, attempt: Attempt, *rest: Any, **more: Any
+):
+    outcome = await _commit(self, client, model, basis, attempt, *rest, **more)
+    return Committed(Basis(basis.life, basis.seq + 1, attempt.tag)) if isinstance(outcome, Conflict) else outcome
+
+
+# cx 11, 12
+
+_take = Snapshotter._take
+
+
+async def take_mislabelled(self: Snapshotter[ToyState], held: Held[ToyState]) -> int:
+    now = await self._context.store.load(self._context.client, self._context.model)
+    if now.life != held.life or now.head is None:
+        return 0
+    return await _take(self, replace(held, seq=now.head.seq, tag=now.head.tag))
+
+
+async def take_unsettled(self: Snapshotter[ToyState], held: Held[ToyState]) -> int:
+    owed, held.track.owed = held.track.owed, {}
+    try:
+        return await _take(self, held)
+    finally:
+        held.track.owed = owed
+
+
+_whole = Writer._commit
+
+
+async def commit_unsettled(self: Writer[ToyState], held: Held[ToyState], *rest: Any, **more: Any) -> Any:
+    owed, held.track.owed = held.track.owed, {}
+    try:
+        return await _whole(self, held, *rest, **more)
+    finally:
+        held.track.owed = owed
+
+
+# cx 13
+
+_settle = Replays.settle
+
+
+async def recompute_unstored(self: Replays[ToyState], request: Request, replay: Replay, head: Any) -> Applied | None:
+    rebuilt = await self._rebuilder.rebuild(head, replay.seq)
+    if rebuilt is None:
+        return None
+    return Applied(replay.seq, replay.life, replay.model, rebuilt.owed[replay.seq].answer, "recomputed")
+
+
+async def settle_other_model(self: Replays[ToyState], request: Request, loaded: Loaded, replay: Replay) -> Any:
+    if replay.answer is None and replay.model != self._context.model:
+        return Applied(replay.seq, replay.life, replay.model, None, "unavailable")
+    return await _settle(self, request, loaded, replay)

@@ -1,0 +1,77 @@
+"""What of a client's images is to be found in Redis, and what is left after it was deleted."""
+
+import numpy as np
+import pytest
+
+
+def everything(redis):
+    """All bytes of all values of all keys."""
+    found = []
+    for key in redis.scan_iter(count=1000):
+        kind = redis.type(key)
+        if kind == b"string":
+            found.append(redis.get(key))
+        elif kind == b"hash":
+            found += [piece for pair in redis.hgetall(key).items() for piece in pair]
+        elif kind == b"zset":
+            found += redis.zrange(key, 0, -1)
+        else:
+            pytest.fail(f"{key} is a {kind}, which this scan does not know")
+    return b"\n".join(found)
+
+
+def shreds(batches, size=16):
+    """Pieces of the images that are long and varied enough to be found by no accident."""
+    rows = (images.tobytes() for images in batches)
+    pieces = (row[start : start + size] for row in rows for start in range(0, len(row) - size, size))
+    return {piece for piece in pieces if len(set(piece)) > size // 2}
+
+
+@pytest.mark.parametrize("adapter", ["atp", "fedcal", "fedthe", "t3a"])
+def test_without_a_journal_no_piece_of_an_image_is_ever_in_redis(make_replica, stream, adapter):
+    replica, batches = make_replica(journal=False, adapter=adapter), stream(0, 4)
+    pieces = shreds(batches)
+    assert len(pieces) > 500
+    with replica.sdk() as sdk:
+        for images in batches:
+            sdk.predict("cam", images)
+            content = everything(replica.redis)
+            assert len(content) > 1000
+            assert not [piece for piece in pieces if piece in content]
+
+
+def test_with_a_journal_the_scan_finds_the_images_so_it_would_have_found_them(make_replica, stream):
+    replica, batches = make_replica(), stream(0, 4)
+    with replica.sdk() as sdk:
+        for images in batches:
+            sdk.predict("cam", images)
+    content = everything(replica.redis)
+    pieces = shreds(batches)
+    assert len([piece for piece in pieces if piece in content]) == len(pieces)
+
+
+def test_after_a_delete_only_hashes_are_left(make_replica, stream):
+    replica, batches = make_replica(), stream(0, 3)
+    with replica.sdk() as sdk:
+        for number, images in enumerate(batches):
+            sdk.predict("cam", images, idempotency_key=f"secret-key-{number}")
+        sdk.delete("cam")
+    names = {key.rpartition(b"}:")[2] for key in replica.redis.keys("*cam*")}
+    assert names == {b"r", b"i", b"x"}, "a tombstone, and the markers with their times"
+    content = everything(replica.redis)
+    assert not [piece for piece in shreds(batches) if piece in content]
+    assert b"secret-key" not in content
+    for marker in replica.redis.hvals("acc:{default/cam}:i"):
+        fingerprint, model, version, tag, life = marker.decode().split("|")
+        assert all(int(part, 16) >= 0 for part in (fingerprint, model, tag, life))
+        assert int(version) <= len(batches)
+    assert all(replica.redis.pttl(key) > 0 for key in replica.redis.keys("*cam*"))
+
+
+def test_floats_leave_no_trace_either(make_replica):
+    replica = make_replica(journal=False)
+    images = np.random.default_rng(0).random((10, 28, 28), np.float32)
+    with replica.sdk() as sdk:
+        sdk.predict("cam", images)
+    content = everything(replica.redis)
+    assert not [piece for piece in shreds([images]) if piece in content]
