@@ -1,0 +1,49 @@
+"""Which model answers a client: its own evidence first, then the operator's policy."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from acclimate_service.guard.evidence import ALPHA, Answer, Counts, verdict
+
+Policy: TypeAlias = Literal["adapt", "frozen", "follow-fleet"]
+Reason: TypeAlias = Literal["own_harmful", "own_trusted", "policy", "fleet_harmful", "fleet_behind", "fleet_not_behind"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whose predictions a client is given, and because of what."""
+
+    answer: Answer
+    because: Reason
+
+
+def decide(own: Counts, fleet: Counts, policy: Policy, alpha: float = ALPHA) -> Decision:
+    """Choose the answer of one client.
+
+    The client's own verdict decides; without one the policy does, and `follow-fleet` takes the fleet's. Where that is
+    undecided too, proof would come too late for most of the fleet: whichever answer is ahead in its counts is given,
+    the adapted one if neither is. Pooled over clients, the verdict is about the average labelled row of the fleet;
+    clients may differ as they like. The fleet's counts hold the client's own rows as well, which counts nothing twice:
+    the two verdicts are never combined, and each is valid by itself. A client that adaptation does not harm, in a
+    fleet that it does not harm on average, is ever called harmful, itself or by its fleet, with a chance of at most
+    2 alpha.
+
+    Args:
+        own: the client's labelled rows under its adapter and model version.
+        fleet: those of all clients, this one among them, under the same adapter and model version.
+        policy: for clients without a verdict of their own.
+        alpha: of each test, 0 to 1, exclusive.
+
+    Raises:
+        ValueError: alpha out of range.
+    """
+    mine = verdict(own, alpha)
+    if mine == "harmful":
+        return Decision("frozen", "own_harmful")
+    if mine == "trusted":
+        return Decision("adapted", "own_trusted")
+    if policy != "follow-fleet":
+        return Decision("frozen" if policy == "frozen" else "adapted", "policy")
+    if fleet.wins >= fleet.losses:  # as it is wherever the fleet's verdict is "trusted"
+        return Decision("adapted", "fleet_not_behind")
+    return Decision("frozen", "fleet_harmful" if verdict(fleet, alpha) == "harmful" else "fleet_behind")

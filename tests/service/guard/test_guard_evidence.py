@@ -1,0 +1,237 @@
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from acclimate_service.guard.evidence import Counts, accuracy, gain, log_evidence, verdict
+
+ALPHA = 0.05
+STREAMS, LABELS = 10_000, 600
+MILLION = 1_000_000
+counted = st.integers(0, MILLION) | st.integers(0, 30)
+MIXES = [(0, 0), (1, 0), (0, 1), (5, 20), (20, 5), (100, 100), (90, 160), (900, 1000), (3000, 2500)]
+
+
+def counts(wins: int, losses: int, ties: int = 0) -> Counts:
+    """Ties that both predictions have right."""
+    return Counts(wins, losses, wins + losses + ties, losses + ties, wins + ties)
+
+
+def slow_log_mean(log_integrand: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> float:
+    """Logarithm of an integral over 0..1, by the midpoint rule with a million points."""
+    values = log_integrand((np.arange(MILLION) + 0.5) / MILLION)
+    return float(values.max() + np.log(np.exp(values - values.max()).mean()))
+
+
+def slow_log_capital(ups: int, downs: int, ties: int, mean: float) -> float:
+    def growth(u: NDArray[np.float64]) -> NDArray[np.float64]:
+        lost = np.log1p(-u) * downs
+        return ups * np.log1p(u * (1 - mean) / (1 + mean)) + lost + ties * np.log1p(-u * mean / (1 + mean))
+
+    return slow_log_mean(growth)
+
+
+@pytest.fixture(scope="module")
+def most_wins() -> NDArray[np.int64]:
+    """Per number of discordant rows, the largest number of wins whose verdict is harmful; -1 for none."""
+    found = [-1]
+    for n in range(1, LABELS + 1):
+        wins = found[-1]
+        while wins + 1 <= n and verdict(counts(wins + 1, n - wins - 1)) == "harmful":
+            wins += 1
+        found.append(wins)
+    return np.array(found)
+
+
+def ever_harmful(chance: NDArray[np.float64], most_wins: NDArray[np.int64], seed: int) -> float:
+    """Share of simulated streams of wins and losses that are called harmful at any of the looks after every label."""
+    wins = np.cumsum(np.random.default_rng(seed).random((STREAMS, LABELS)) < chance, axis=1)
+    return float((wins <= most_wins[1:]).any(axis=1).mean())
+
+
+@pytest.mark.parametrize(("favourable", "contrary"), MIXES)
+def test_the_closed_form_is_the_integral_over_all_stakes(favourable: int, contrary: int) -> None:
+    slow = slow_log_mean(lambda u: favourable * np.log1p(u) + contrary * np.log1p(-u))
+    assert log_evidence(favourable, contrary) == pytest.approx(slow, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("favourable", "contrary"), [(0, 0), (7, 3), (3, 7), (40, 40), (60, 21), (11, 300), (800, 850)]
+)
+def test_the_closed_form_is_exact(favourable: int, contrary: int) -> None:
+    f, c, n = favourable, contrary, favourable + contrary
+    upper = sum(math.comb(n + 1, j) for j in range(c + 1, n + 2))
+    assert log_evidence(f, c) == pytest.approx(math.log(upper) - math.log((n + 1) * math.comb(n, f)), abs=1e-11)
+
+
+def test_extreme_counts_have_their_exact_evidence() -> None:
+    central = -math.log(math.pi * MILLION) / 2 + math.log1p(-1 / (8 * MILLION))  # of C(2n, n) / 4^n
+    assert log_evidence(0, 0) == 0
+    assert log_evidence(0, MILLION) == pytest.approx(-math.log(MILLION + 1), abs=1e-12)
+    expected = (MILLION + 1) * math.log(2) - math.log(MILLION + 1)
+    assert log_evidence(MILLION, 0) == pytest.approx(expected, abs=1e-7)
+    assert log_evidence(MILLION, MILLION) == pytest.approx(-math.log(2 * MILLION + 1) - central, abs=1e-9)
+
+
+@given(counted, counted)
+def test_at_even_odds_the_evidence_is_a_martingale(favourable: int, contrary: int) -> None:
+    now = log_evidence(favourable, contrary)
+    more, less = log_evidence(favourable + 1, contrary), log_evidence(favourable, contrary + 1)
+    assert np.logaddexp(more, less) - math.log(2) == pytest.approx(now, abs=1e-7)
+    assert more > now > less
+
+
+@given(counted, counted)
+def test_no_counts_speak_for_help_and_harm_at_once(wins: int, losses: int) -> None:
+    assert min(log_evidence(wins, losses), log_evidence(losses, wins)) <= 0
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.6])
+def test_streams_without_harm_are_hardly_ever_called_harmful(chance: float, most_wins: NDArray[np.int64]) -> None:
+    assert ever_harmful(np.full(LABELS, chance), most_wins, seed=1) <= ALPHA
+
+
+def test_help_is_claimed_by_the_mirrored_test(most_wins: NDArray[np.int64]) -> None:
+    for n, losses in enumerate(most_wins.tolist()):
+        for k in {losses, losses + 1} & set(range(n + 1)):
+            assert (verdict(counts(n - k, k)) == "trusted") == (k <= losses)
+
+
+def test_unlike_clients_whose_harm_and_help_balance_are_hardly_ever_called_harmful(
+    most_wins: NDArray[np.int64],
+) -> None:
+    assert ever_harmful(np.where(np.arange(LABELS) % 2, 0.1, 0.9), most_wins, seed=2) <= ALPHA
+
+
+def test_help_that_turns_into_harm_is_hardly_ever_called_harmful_before_it_outweighs(
+    most_wins: NDArray[np.int64],
+) -> None:
+    assert ever_harmful(np.where(np.arange(LABELS) < LABELS // 2, 0.7, 0.3), most_wins, seed=3) <= ALPHA
+
+
+def test_a_slight_harm_breaks_the_bound_of_the_simulation(most_wins: NDArray[np.int64]) -> None:
+    assert ever_harmful(np.full(LABELS, 0.45), most_wins, seed=4) > 2 * ALPHA
+
+
+def test_fifteen_points_of_harm_are_found_within_a_hundred_labels_in_the_median(
+    most_wins: NDArray[np.int64],
+) -> None:
+    draws = np.random.default_rng(5).random((STREAMS, 100))
+    wins, losses = np.cumsum(draws < 0.05, axis=1), np.cumsum(draws > 0.80, axis=1)
+    assert (wins <= most_wins[wins + losses]).any(axis=1).mean() >= 0.5
+
+
+def test_the_verdict_turns_with_the_evidence() -> None:
+    told = [counts(0, 30), counts(25, 0), counts(90, 0)]
+    assert [verdict(sum(told[: n + 1], Counts())) for n in range(3)] == ["harmful", "undecided", "trusted"]
+
+
+def test_ties_are_no_evidence() -> None:
+    assert verdict(counts(6, 21, ties=10**5)) == verdict(counts(6, 21)) == "harmful"
+    assert verdict(counts(0, 0, ties=10**5)) == "undecided"
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([0.01, 0.05, 0.2]))
+def test_a_stricter_alpha_needs_more_evidence(wins: int, losses: int, alpha: float) -> None:
+    strict = verdict(counts(wins, losses), alpha / 2)
+    assert strict in {"undecided", verdict(counts(wins, losses), alpha)}
+
+
+@pytest.mark.parametrize(
+    ("frozen", "adapted", "label", "expected"),
+    [
+        (3, 7, 7, Counts(wins=1, labelled=1, adapted_right=1)),
+        (3, 7, 3, Counts(losses=1, labelled=1, frozen_right=1)),
+        (3, 3, 3, Counts(labelled=1, frozen_right=1, adapted_right=1)),
+        (3, 7, 1, Counts(labelled=1)),
+        (3, 3, 1, Counts(labelled=1)),
+    ],
+)
+def test_a_row_is_a_win_a_loss_or_a_tie(frozen: int, adapted: int, label: int, expected: Counts) -> None:
+    assert Counts.of(frozen, adapted, label) == expected
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * 3)), st.integers(0, 20))
+def test_rows_add_up_in_any_order_and_grouping(rows: list[tuple[int, int, int]], cut: int) -> None:
+    each = [Counts.of(*row) for row in rows]
+    total = sum(each, Counts())
+    assert total == sum(reversed(each), Counts()) == sum(each[cut:], Counts()) + sum(each[:cut], Counts())
+    assert total.labelled == len(rows)
+    assert total.adapted_right - total.frozen_right == total.wins - total.losses
+
+
+@pytest.mark.parametrize(
+    "numbers", [(-1, 0, 1, 1, 0), (2, 0, 1, 0, 2), (0, 0, 1, 1, 0), (1, 0, 2, 0, 0), (0, 0, 0, 1, 1)]
+)
+def test_counts_that_no_rows_can_have_are_refused(numbers: tuple[int, int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="contradict each other; accepted are counts >= 0"):
+        Counts(*numbers)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, math.nan])
+def test_an_alpha_that_is_no_probability_is_refused(alpha: float) -> None:
+    for judge in (verdict, gain, lambda c, a: accuracy(c, "frozen", a)):
+        with pytest.raises(ValueError, match="accepted is a probability between 0 and 1"):
+            judge(Counts(), alpha)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "ties"), [(5, 20, 75), (40, 9, 0), (0, 0, 50), (1, 7, 900), (310, 290, 9400)]
+)
+def test_the_bounds_of_the_gain_are_where_the_slow_integral_reaches_the_threshold(
+    wins: int, losses: int, ties: int
+) -> None:
+    estimate, low, high = gain(counts(wins, losses, ties))
+    assert estimate == (wins - losses) / (wins + losses + ties)
+    assert slow_log_capital(wins, losses, ties, low) == pytest.approx(math.log(20), abs=1e-5)
+    assert slow_log_capital(losses, wins, ties, -high) == pytest.approx(math.log(20), abs=1e-5)
+
+
+@pytest.mark.parametrize("losses", [12, 13, 14, 15, 16, 17, 18])
+def test_the_gain_leaves_out_nothing_just_where_there_is_a_verdict(losses: int) -> None:
+    for told in (counts(4, losses, 60), counts(losses, 4, 60)):
+        _, low, high = gain(told)
+        assert verdict(told) == ("trusted" if low > 0 else "harmful" if high < 0 else "undecided")
+
+
+def test_the_interval_of_an_accuracy_is_that_of_its_own_right_and_wrong_rows() -> None:
+    told = Counts(wins=10, losses=30, labelled=200, frozen_right=150, adapted_right=130)
+    for answer, right in (("frozen", 150), ("adapted", 130)):
+        estimate, low, high = accuracy(told, answer)
+        assert estimate == right / 200
+        assert slow_log_capital(right, 200 - right, 0, 2 * low - 1) == pytest.approx(math.log(20), abs=1e-5)
+        assert slow_log_capital(200 - right, right, 0, 1 - 2 * high) == pytest.approx(math.log(20), abs=1e-5)
+
+
+def test_intervals_hold_the_truth_at_every_look() -> None:
+    rng, streams, missed = np.random.default_rng(6), 100, 0
+    for _ in range(streams):
+        draws = rng.random(240)
+        wins, losses = np.cumsum(draws < 0.2), np.cumsum(draws > 0.9)
+        looks = [gain(counts(int(wins[n]), int(losses[n]), n + 1 - int(wins[n] + losses[n]))) for n in (29, 89, 239)]
+        missed += not all(low <= 0.1 <= high for _, low, high in looks)
+    assert missed <= 2 * ALPHA * streams
+
+
+def test_intervals_narrow_with_the_rows() -> None:
+    widths = [high - low for _, low, high in (gain(counts(2 * n, n, 7 * n)) for n in (0, 1, 10, 100, 1000, 100_000))]
+    assert widths[0] == 2
+    assert all(later < earlier for earlier, later in pairwise(widths))
+
+
+def test_extreme_counts_have_intervals() -> None:
+    assert gain(Counts()) == (None, -1, 1)
+    assert accuracy(Counts(), "adapted") == (None, 0, 1)
+    always, never = accuracy(counts(MILLION, 0), "adapted"), accuracy(counts(MILLION, 0), "frozen")
+    assert always.estimate == always.high == 1
+    assert 0.99998 < always.low < 1
+    assert never.estimate == never.low == 0
+    assert 0 < never.high < 0.00002
+    estimate, low, high = gain(counts(MILLION, MILLION))
+    assert estimate == 0
+    assert -0.004 < low < 0 < high < 0.004
