@@ -143,18 +143,62 @@ def test_an_outage_in_the_middle_of_a_step_is_not_called_committed(redis, make_r
     assert again["state"]["version"] == 1
 
 
-def test_a_full_redis_refuses_batches_and_still_deletes(redis, make_replica, stream, assert_problem, post):
-    replica = make_replica(redis_url=redis.url)
-    images = stream(0, 1)[0][:, 0]
-    assert post(replica, "cam", images).status_code == 200
+@pytest.fixture(params=["by journal", "whole", "in chunks"])
+def way(request):
+    """How the states are written: large ones by their batches, small ones whole, large ones in chunks."""
+    return {"by journal": {}, "whole": {"adapter": "fedcal"}, "in chunks": {"journal": False}}[request.param]
+
+
+def test_a_full_redis_refuses_writers_serves_readers_and_recovers_by_itself(
+    redis, make_replica, stream, assert_problem, post, way
+):
+    replica = make_replica(redis_url=redis.url, **way)
+    images = [batch[:, 0] for batch in stream(0, 4)]
+    answers = [post(replica, "cam", batch).json() for batch in images[:2]]
+    exported = replica.http.get("/clients/cam/state").content
+    settled_answers(replica, "cam", 2)
     before = replica.keys("cam")
     replica.redis.config_set("maxmemory", "1")
-    reply = post(replica, "cam", images)
-    assert assert_problem(reply, 507, "store_full")["retryable"] is True
-    assert replica.keys("cam") == before
-    assert replica.http.delete("/clients/cam").status_code == 204
+    for _ in range(2):
+        reply = post(replica, "cam", images[2], Idempotency_Key="k")
+        assert assert_problem(reply, 507, "store_full")["retryable"] is True
+        assert reply.headers["retry-after"] == "5"
+    assert_problem(post(replica, "new", images[2]), 507, "store_full")
+    assert_problem(replica.http.put("/clients/new", json={"adapter": "none"}), 507, "store_full")
+    assert replica.keys("cam") == before, "something was half written"
+    assert replica.keys("new") == {}
+    look = post(replica, "cam", images[2], "?adapt=false")
+    assert (look.status_code, look.json()["state"]["version"]) == (200, 2)
+    assert replica.http.get("/clients/cam").json()["state"]["version"] == 2
+    assert replica.http.get("/clients/cam/state").content == exported
+    assert replica.http.get("/v2/health/ready").status_code == 200
     replica.redis.config_set("maxmemory", "0")
-    assert post(replica, "cam", images).json()["state"]["version"] == 1
+    third = post(replica, "cam", images[2], Idempotency_Key="k").json()
+    assert (third["state"]["version"], third["state"]["replayed"]) == (3, "none")
+    assert third["predictions"] == look.json()["predictions"]
+    assert [answer["state"]["version"] for answer in answers] == [1, 2]
+    assert post(replica, "new", images[3]).json()["state"]["version"] == 1
+
+
+def settled_answers(replica, client, number):
+    """Wait until the answers of a journal are stored, which happens just after the replies."""
+    deadline = time.monotonic() + 5
+    while replica.redis.hlen(f"acc:{{default/{client}}}:a") < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_full_redis_still_resets_and_deletes(redis, make_replica, stream, post, way):
+    replica = make_replica(redis_url=redis.url, **way)
+    images = stream(0, 1)[0][:, 0]
+    for client in ("cam", "other"):
+        assert post(replica, client, images).status_code == 200
+    replica.redis.config_set("maxmemory", "1")
+    assert replica.http.post("/clients/cam/reset").json()["state"]["version"] == 2
+    assert replica.http.delete("/clients/other").status_code == 204
+    replica.redis.config_set("maxmemory", "0")
+    assert post(replica, "cam", images).json()["state"]["version"] == 3
+    assert post(replica, "other", images).json()["state"]["version"] == 1
 
 
 def test_a_redis_that_hangs_does_not_hold_up_the_probes(redis, make_replica):
