@@ -177,9 +177,11 @@ class Pool:
         self._users += 1
         try:
             connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-        except (failures.RedisError, OSError) as error:
+        except BaseException as error:
             await self._leave()
-            raise Unreachable(str(error)) from error
+            if isinstance(error, failures.RedisError | OSError):
+                raise Unreachable(str(error)) from error
+            raise
         return PooledLane(self, connection, asking)
 
     async def give_back(self, connection: AbstractConnection) -> None:

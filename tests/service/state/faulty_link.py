@@ -67,10 +67,10 @@ class Link:
                 elif await self._strike(fault, data, relay, replies, commands, writer):
                     return
         finally:
-            relay.cancel()
-            await asyncio.gather(relay, return_exceptions=True)
             commands.close()
             writer.close()
+            relay.cancel()
+            await asyncio.gather(relay, return_exceptions=True)
 
     async def _strike(
         self,
