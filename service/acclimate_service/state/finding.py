@@ -89,7 +89,9 @@ class Finder(Generic[S]):
     async def _cold(self, life: str) -> Held[S]:
         config = self._context.policy.config
         state = await self._context.machine.initial(config)
-        return Held(life, 0, "", config, state, Track(), self._long_ago, "cold")
+        lost = 0 if life else self._memory.vanished(self._long_ago)
+        status: Status = "rolled_back" if lost else "cold"
+        return Held(life, 0, "", config, state, Track(), self._long_ago, status, lost)
 
     @property
     def _long_ago(self) -> float:

@@ -95,6 +95,7 @@ class Memory(Generic[S]):
     def __init__(self) -> None:
         self.held: Held[S] | None = None
         self._acknowledged = Basis()
+        self._touched = 0.0
 
     def take(self) -> Held[S] | None:
         """Take the state out, so that nobody goes on from it."""
@@ -104,9 +105,16 @@ class Memory(Generic[S]):
     def acknowledge(self, held: Held[S]) -> None:
         """Keep the state of a change that is being acknowledged."""
         self.held = held
-        self._acknowledged = held.basis
+        self._acknowledged, self._touched = held.basis, held.touched
 
     def lost(self, life: str, seq: int) -> int:
         """How many acknowledged versions a Redis that shows this one has lost."""
         known = self._acknowledged
         return max(0, known.seq - seq) if known.life == life else 0
+
+    def vanished(self, since: float) -> int:
+        """How many acknowledged versions a Redis that has never heard of the client has lost.
+
+        0 if the last one was before `since`, so that the client may have expired; a deleted one leaves a tombstone.
+        """
+        return self._acknowledged.seq if self._touched > since else 0

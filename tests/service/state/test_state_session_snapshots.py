@@ -168,6 +168,26 @@ async def test_versions_that_redis_lost_are_reported(make_replica, admin: Redis)
     assert (await replica.apply(b"3")).lost == 0
 
 
+async def test_a_client_that_redis_lost_altogether_is_reported_and_one_that_expired_or_was_deleted_is_not(
+    make_replica, admin: Redis
+):
+    replica, ttl_s = make_replica(), 100 * 24 * 3600
+    for loss in (admin.flushall, admin.flushall):
+        await replica.apply(b"1")
+        await replica.apply(b"2")
+        await loss()
+        applied = await replica.apply(b"3")
+        assert (applied.seq, applied.status, applied.lost) == (1, "rolled_back", 2)
+        assert applied.answer == answer_after(b"3")
+        await replica.session.delete()
+        assert (await replica.apply(b"4")).status == "cold"
+        await replica.session.delete()
+    await replica.apply(b"5")
+    await admin.flushall()
+    replica.now += ttl_s
+    assert (await replica.apply(b"6")).status == "cold"
+
+
 async def test_a_full_redis_keeps_the_state_in_memory(make_replica, admin: Redis):
     replica = make_replica(LARGE)
     await replica.apply(b"1")
