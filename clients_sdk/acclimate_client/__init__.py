@@ -5,7 +5,7 @@ Example:
     ...     prediction = client.predict("cam-7", images)
 """
 
-from acclimate_client._calls import Labels
+from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout
 from acclimate_client._version import __version__
 from acclimate_client.async_client import AsyncClient
@@ -17,14 +17,25 @@ from acclimate_client.errors import (
     Timeout,
     UnexpectedReplyError,
 )
+from acclimate_client.evidence import (
+    AccuracyInterval,
+    AdapterEvidence,
+    Evidence,
+    Guard,
+    GuardDecision,
+    LabelledRow,
+    RowCounts,
+)
 from acclimate_client.results import (
     AdapterDescription,
     AdapterInfo,
     ClientInfo,
     ConfigureResult,
     EnrolResult,
+    FeedbackResult,
     ImportResult,
     InputInfo,
+    ModelEvidence,
     ModelInfo,
     ModelRef,
     Prediction,
@@ -35,7 +46,9 @@ from acclimate_client.results import (
 
 __all__ = [
     "AcclimateClientError",
+    "AccuracyInterval",
     "AdapterDescription",
+    "AdapterEvidence",
     "AdapterInfo",
     "AsyncClient",
     "Client",
@@ -43,16 +56,23 @@ __all__ = [
     "ConfigureResult",
     "ConnectionFailed",
     "EnrolResult",
+    "Evidence",
+    "FeedbackResult",
+    "Guard",
+    "GuardDecision",
     "Images",
     "ImportResult",
     "InputInfo",
+    "LabelledRow",
     "Labels",
     "Layout",
+    "ModelEvidence",
     "ModelInfo",
     "ModelRef",
     "Prediction",
     "ProblemError",
     "ResetResult",
+    "RowCounts",
     "StateInfo",
     "StoredState",
     "Timeout",

@@ -1,15 +1,15 @@
 """Replies to results and errors. Nothing here sends or waits."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from acclimate_client._problems import EXCERPT, committed, problem, request_id
+from acclimate_client import _guards
+from acclimate_client._members import array, measurements, moment, number, optional, optional_number, typed
+from acclimate_client._problems import committed, problem, request_id
 from acclimate_client.errors import UnexpectedReplyError
 from acclimate_client.results import (
     AdapterDescription,
@@ -17,8 +17,10 @@ from acclimate_client.results import (
     ClientInfo,
     ConfigureResult,
     EnrolResult,
+    FeedbackResult,
     ImportResult,
     InputInfo,
+    ModelEvidence,
     ModelInfo,
     ModelRef,
     Prediction,
@@ -51,20 +53,21 @@ def read_prediction(reply: httpx.Response, idempotency_key: str) -> Prediction:
     """Reads the reply to predict."""
 
     def build(body: Json) -> Prediction:
-        predictions = [_as(dict, item) for item in _as(list, body["predictions"])]
+        predictions = [typed(dict, item) for item in typed(list, body["predictions"])]
         return Prediction(
-            client_id=_as(str, body["client_id"]),
+            client_id=typed(str, body["client_id"]),
             model=_model(body["model"]),
-            adapter=_as(str, body["adapter"]),
-            labels=tuple(_as(str, item["label"]) for item in predictions),
-            indices=_array([_as(int, item["index"]) for item in predictions], np.int64),
-            confidence=_array([_number(item["probability"]) for item in predictions], np.float64),
+            adapter=typed(str, body["adapter"]),
+            labels=tuple(typed(str, item["label"]) for item in predictions),
+            indices=array([typed(int, item["index"]) for item in predictions], np.int64),
+            confidence=array([number(item["probability"]) for item in predictions], np.float64),
             probabilities=_posteriors(body.get("probabilities")),
             state=_state(body["state"]),
-            signals=_signals(body.get("signals")),
+            signals=measurements(body.get("signals")),
             request_id=request_id(reply, body),
             idempotency_key=idempotency_key,
-            key_expires_at_earliest=_time(body.get("key_expires_at_earliest")),
+            key_expires_at_earliest=moment(body.get("key_expires_at_earliest")),
+            guard=_guards.decision(body.get("guard")),
         )
 
     return read(reply, build)
@@ -75,12 +78,13 @@ def read_client(reply: httpx.Response) -> ClientInfo:
 
     def build(body: Json) -> ClientInfo:
         return ClientInfo(
-            client_id=_as(str, body["client_id"]),
+            client_id=typed(str, body["client_id"]),
             model=_model(body["model"]),
-            adapter=_as(str, body["adapter"]),
-            hyperparameters=_as(dict, body.get("hyperparameters", {})),
-            state=_stored_state(_as(dict, body["state"])),
+            adapter=typed(str, body["adapter"]),
+            hyperparameters=typed(dict, body.get("hyperparameters", {})),
+            state=_stored_state(typed(dict, body["state"])),
             request_id=request_id(reply, body),
+            guard=_guards.guard(body.get("guard")),
         )
 
     return read(reply, build)
@@ -96,8 +100,8 @@ def read_configured(reply: httpx.Response, idempotency_key: str) -> ConfigureRes
 
     def build(body: Json) -> ConfigureResult:
         return ConfigureResult(
-            hyperparameters=_as(dict, body["hyperparameters"]),
-            changed=_as(bool, body["changed"]),
+            hyperparameters=typed(dict, body["hyperparameters"]),
+            changed=typed(bool, body["changed"]),
             **_change(reply, body, idempotency_key),
         )
 
@@ -108,7 +112,7 @@ def read_enrolled(reply: httpx.Response, idempotency_key: str) -> EnrolResult:
     """Reads the reply to enroll."""
 
     def build(body: Json) -> EnrolResult:
-        return EnrolResult(enrolled=_optional(int, body.get("enrolled")), **_change(reply, body, idempotency_key))
+        return EnrolResult(enrolled=optional(int, body.get("enrolled")), **_change(reply, body, idempotency_key))
 
     return read(reply, build)
 
@@ -116,6 +120,19 @@ def read_enrolled(reply: httpx.Response, idempotency_key: str) -> EnrolResult:
 def read_imported(reply: httpx.Response, idempotency_key: str) -> ImportResult:
     """Reads the reply to import."""
     return read(reply, lambda body: ImportResult(**_change(reply, body, idempotency_key)))
+
+
+def read_feedback(reply: httpx.Response, idempotency_key: str) -> FeedbackResult:
+    """Reads the reply to feedback."""
+
+    def build(body: Json) -> FeedbackResult:
+        return FeedbackResult(
+            rows=_guards.row_counts(body.get("feedback")),
+            guard=_guards.guard(body.get("guard")),
+            **_change(reply, body, idempotency_key),
+        )
+
+    return read(reply, build)
 
 
 def read_content(reply: httpx.Response) -> bytes:
@@ -127,12 +144,22 @@ def read_content(reply: httpx.Response) -> bytes:
 
 def read_adapters(reply: httpx.Response) -> tuple[AdapterDescription, ...]:
     """Reads the reply to adapters."""
-    return read(reply, lambda body: tuple(_adapter_description(_as(dict, a)) for a in _as(list, body["adapters"])))
+    return read(reply, lambda body: tuple(_adapter_description(typed(dict, a)) for a in typed(list, body["adapters"])))
+
+
+def read_evidence(reply: httpx.Response) -> ModelEvidence:
+    """Reads the reply to evidence."""
+
+    def build(body: Json) -> ModelEvidence:
+        adapters = tuple(_guards.adapter_evidence(item) for item in typed(list, body["adapters"]))
+        return ModelEvidence(model=_model(body["model"]), policy=typed(str, body["policy"]), adapters=adapters)
+
+    return read(reply, build)
 
 
 def read_models(reply: httpx.Response) -> tuple[ModelInfo, ...]:
     """Reads the reply to models."""
-    return read(reply, lambda body: tuple(_model_info(_as(dict, item)) for item in _as(list, body["models"])))
+    return read(reply, lambda body: tuple(_model_info(typed(dict, item)) for item in typed(list, body["models"])))
 
 
 def read_nothing(reply: httpx.Response) -> None:
@@ -154,129 +181,79 @@ def read_ready(reply: httpx.Response) -> bool:
 def _change(reply: httpx.Response, body: Json, idempotency_key: str) -> dict[str, Any]:
     """What the replies to all changes but predict have in common."""
     return {
-        "client_id": _as(str, body["client_id"]),
+        "client_id": typed(str, body["client_id"]),
         "model": _model(body["model"]),
-        "adapter": _as(str, body["adapter"]),
+        "adapter": typed(str, body["adapter"]),
         "state": _state(body["state"]),
         "request_id": request_id(reply, body),
         "idempotency_key": idempotency_key,
-        "key_expires_at_earliest": _time(body.get("key_expires_at_earliest")),
+        "key_expires_at_earliest": moment(body.get("key_expires_at_earliest")),
     }
 
 
 def _adapter_description(fields: Json) -> AdapterDescription:
     availability = _adapter(fields)
     return AdapterDescription(
-        name=_as(str, fields["name"]),
-        description=_as(str, fields["description"]),
+        name=typed(str, fields["name"]),
+        description=typed(str, fields["description"]),
         enrols=fields["enrols"] is True,
         available=availability.available,
         missing=availability.missing,
-        hyperparameters=_as(dict, fields["hyperparameters"]),
+        hyperparameters=typed(dict, fields["hyperparameters"]),
     )
 
 
 def _model(value: object) -> ModelRef:
-    fields = _as(dict, value)
-    return ModelRef(_as(str, fields["name"]), _as(str, fields["version"]))
+    fields = typed(dict, value)
+    return ModelRef(typed(str, fields["name"]), typed(str, fields["version"]))
 
 
 def _state(value: object) -> StateInfo:
-    fields = _as(dict, value)
+    fields = typed(dict, value)
     return StateInfo(
-        version=_as(int, fields["version"]),
-        status=_as(str, fields["status"]),
+        version=typed(int, fields["version"]),
+        status=typed(str, fields["status"]),
         committed=committed(fields["committed"]),
-        replayed=_as(str, fields["replayed"]),
-        durability=_as(str, fields.get("durability", "unknown")),
-        lost=_as(int, fields.get("lost", 0)),
+        replayed=typed(str, fields["replayed"]),
+        durability=typed(str, fields.get("durability", "unknown")),
+        lost=typed(int, fields.get("lost", 0)),
     )
 
 
 def _stored_state(fields: Json) -> StoredState:
-    expires_in_s = fields.get("expires_in_s")
     return StoredState(
-        version=_as(int, fields["version"]),
-        status=_as(str, fields["status"]),
-        bytes=_as(int, fields["bytes"]),
-        tier=_as(str, fields["tier"]),
-        durability=_as(str, fields.get("durability", "unknown")),
-        base=_optional(int, fields.get("base")),
-        journal_entries=_optional(int, fields.get("journal_entries")),
-        journal_bytes=_optional(int, fields.get("journal_bytes")),
-        owner=_optional(str, fields.get("owner")),
-        expires_in_s=None if expires_in_s is None else _number(expires_in_s),
+        version=typed(int, fields["version"]),
+        status=typed(str, fields["status"]),
+        bytes=typed(int, fields["bytes"]),
+        tier=typed(str, fields["tier"]),
+        durability=typed(str, fields.get("durability", "unknown")),
+        base=optional(int, fields.get("base")),
+        journal_entries=optional(int, fields.get("journal_entries")),
+        journal_bytes=optional(int, fields.get("journal_bytes")),
+        owner=optional(str, fields.get("owner")),
+        expires_in_s=optional_number(fields.get("expires_in_s")),
     )
 
 
 def _model_info(fields: Json) -> ModelInfo:
-    size = _as(dict, fields["input"])
+    size = typed(dict, fields["input"])
     return ModelInfo(
-        name=_as(str, fields["name"]),
-        version=_as(str, fields["version"]),
-        architecture=_as(str, fields["architecture"]),
-        classes=tuple(_as(str, name) for name in _as(list, fields["classes"])),
-        input=InputInfo(_as(int, size["channels"]), _as(int, size["height"]), _as(int, size["width"])),
-        adapters={name: _adapter(value) for name, value in _as(dict, fields["adapters"]).items()},
+        name=typed(str, fields["name"]),
+        version=typed(str, fields["version"]),
+        architecture=typed(str, fields["architecture"]),
+        classes=tuple(typed(str, name) for name in typed(list, fields["classes"])),
+        input=InputInfo(typed(int, size["channels"]), typed(int, size["height"]), typed(int, size["width"])),
+        adapters={name: _adapter(value) for name, value in typed(dict, fields["adapters"]).items()},
         default=fields["default"] is True,
     )
 
 
 def _adapter(value: object) -> AdapterInfo:
-    fields = _as(dict, value)
-    return AdapterInfo(fields["available"] is True, tuple(_as(str, name) for name in _as(list, fields["missing"])))
+    fields = typed(dict, value)
+    return AdapterInfo(fields["available"] is True, tuple(typed(str, name) for name in typed(list, fields["missing"])))
 
 
 def _posteriors(value: object) -> NDArray[np.float64] | None:
     if value is None:
         return None
-    return _array([[_number(p) for p in _as(list, row)] for row in _as(list, value)], np.float64)
-
-
-def _signals(value: object) -> dict[str, float | tuple[float, ...]]:
-    # A measurement of an unknown kind must not cost the user the prediction it came with.
-    signals: dict[str, float | tuple[float, ...]] = {}
-    for name, signal in _as(dict, value or {}).items():
-        if isinstance(signal, list) and all(_is_measurement(number) for number in signal):
-            signals[name] = tuple(_measurement(number) for number in signal)
-        elif _is_measurement(signal):
-            signals[name] = _measurement(signal)
-    return signals
-
-
-def _is_measurement(value: object) -> bool:
-    return value is None or isinstance(value, int | float)
-
-
-def _measurement(value: float | None) -> float:
-    # JSON has no NaN; it arrives as null.
-    return math.nan if value is None else float(value)
-
-
-def _as(kind: type[T], value: object) -> T:
-    if isinstance(value, kind):
-        return value
-    raise TypeError(f"expected {kind.__name__}, found {value!r}"[:EXCERPT])
-
-
-def _optional(kind: type[T], value: object) -> T | None:
-    return None if value is None else _as(kind, value)
-
-
-def _time(value: object) -> datetime | None:
-    if value is None:
-        return None
-    time = datetime.fromisoformat(_as(str, value))
-    if time.tzinfo is None:
-        raise ValueError(f"expected a time with its offset from UTC, found {value!r}"[:EXCERPT])
-    return time.astimezone(UTC)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int) else _as(float, value)
-
-
-def _array(values: Sequence[Any], dtype: DTypeLike) -> NDArray[Any]:
-    array = np.array(values, dtype=dtype)
-    array.setflags(write=False)
-    return array
+    return array([[number(p) for p in typed(list, row)] for row in typed(list, value)], np.float64)

@@ -1,52 +1,33 @@
 """The client for asyncio, method for method the blocking one."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import httpx
+from collections.abc import Iterable
+from typing import Any
 
 from acclimate_client import _calls
-from acclimate_client._calls import Call, Labels, Settings
+from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout
-from acclimate_client._retry import Retries
-from acclimate_client.errors import AcclimateClientError, ConnectionFailed, Timeout
+from acclimate_client._transport import AsyncTransport
+from acclimate_client.evidence import LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
     ConfigureResult,
     EnrolResult,
+    FeedbackResult,
     ImportResult,
+    ModelEvidence,
     ModelInfo,
     Prediction,
     ResetResult,
 )
 
-T = TypeVar("T")
 
-
-class AsyncClient:
+class AsyncClient(AsyncTransport):
     """Talks to an Acclimate service from one event loop. Close it, or use it as an async context manager.
 
     Arguments, retries and errors are those of `acclimate_client.Client`.
     """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        timeout: float = 30.0,
-        max_retries: int = 4,
-        headers: Mapping[str, str] | None = None,
-        _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        _random: Callable[[], float] = random.random,
-    ) -> None:
-        self._settings = Settings(base_url, timeout, max_retries, headers)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
-        self._sleep = _sleep
-        self._random = _random
 
     async def predict(
         self,
@@ -111,6 +92,18 @@ class AsyncClient:
         )
         return await self._run(call)
 
+    async def feedback(
+        self,
+        client_id: str,
+        rows: Iterable[LabelledRow],
+        *,
+        idempotency_key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in predict
+    ) -> FeedbackResult:
+        """Tells the true classes of images predicted before; see `Client.feedback`."""
+        limit = self._settings.timeout if timeout is None else timeout
+        return await self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
+
     async def export_state(self, client_id: str) -> bytes:
         """Fetches the state of a client; see `Client.export_state`."""
         return await self._run(_calls.export_state(client_id))
@@ -129,6 +122,10 @@ class AsyncClient:
         """Lists the models the server offers; see `Client.models`."""
         return await self._run(_calls.models())
 
+    async def evidence(self, model: str) -> ModelEvidence:
+        """Fetches what labels say of the adapters of a model; see `Client.evidence`."""
+        return await self._run(_calls.evidence(model))
+
     async def adapters(self) -> tuple[AdapterDescription, ...]:
         """Lists the adapters and chains; see `Client.adapters`."""
         return await self._run(_calls.adapters())
@@ -140,30 +137,3 @@ class AsyncClient:
     async def ready(self) -> bool:
         """Returns whether the server takes batches now; see `Client.ready`."""
         return await self._probe(_calls.ready())
-
-    async def close(self) -> None:
-        """Closes the connections; the client cannot be used afterwards."""
-        await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _run(self, call: Call[T]) -> T:
-        retries = Retries(call, self._settings.max_retries, self._random)
-        while True:
-            try:
-                return retries.settled(call.read(await self._http.send(call.request(self._http))))
-            except (httpx.RequestError, AcclimateClientError) as error:
-                delay = retries.after(error)
-            await self._sleep(delay)
-
-    async def _probe(self, call: Call[bool]) -> bool:
-        try:
-            return await self._run(call)
-        except (ConnectionFailed, Timeout):
-            return False

@@ -1,33 +1,28 @@
 """The blocking client."""
 
-import random
-import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import httpx
+from collections.abc import Iterable
+from typing import Any
 
 from acclimate_client import _calls
-from acclimate_client._calls import Call, Labels, Settings
+from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout
-from acclimate_client._retry import Retries
-from acclimate_client.errors import AcclimateClientError, ConnectionFailed, Timeout
+from acclimate_client._transport import Transport
+from acclimate_client.evidence import LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
     ConfigureResult,
     EnrolResult,
+    FeedbackResult,
     ImportResult,
+    ModelEvidence,
     ModelInfo,
     Prediction,
     ResetResult,
 )
 
-T = TypeVar("T")
 
-
-class Client:
+class Client(Transport):
     """Talks to an Acclimate service; may be shared by threads. Close it, or use it as a context manager.
 
     Failures that may pass (connection, timeout, overload, a key still running) are tried again under the
@@ -43,21 +38,6 @@ class Client:
     Raises:
         ValueError: An argument is outside its range.
     """
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        timeout: float = 30.0,
-        max_retries: int = 4,
-        headers: Mapping[str, str] | None = None,
-        _sleep: Callable[[float], None] = time.sleep,
-        _random: Callable[[], float] = random.random,
-    ) -> None:
-        self._settings = Settings(base_url, timeout, max_retries, headers)
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
-        self._sleep = _sleep
-        self._random = _random
 
     def predict(
         self,
@@ -178,6 +158,32 @@ class Client:
             )
         )
 
+    def feedback(
+        self,
+        client_id: str,
+        rows: Iterable[LabelledRow],
+        *,
+        idempotency_key: str | None = None,
+        timeout: float | None = None,
+    ) -> FeedbackResult:
+        """Tells the true classes of images predicted before, so that the service learns whether adaptation helps.
+
+        Args:
+            client_id: Whose images.
+            rows: 1 to 10,000 rows, of any number of predictions. Neither whether nor when a row is told may depend on
+                which prediction is right.
+            idempotency_key, timeout: As in `predict`.
+
+        Raises:
+            TypeError, ValueError: An argument is of no accepted type or out of range. Nothing was sent.
+            ClientUnknownError: The server holds no state for it.
+            InvalidFeedbackError: A label is no class of the model.
+            GuardOffError: The operator keeps no record of predictions.
+            AcclimateClientError: Any other failure.
+        """
+        limit = self._settings.timeout if timeout is None else timeout
+        return self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
+
     def export_state(self, client_id: str) -> bytes:
         """Fetches the state of a client, to be kept or to be given to another one.
 
@@ -222,6 +228,15 @@ class Client:
         """
         return self._run(_calls.models())
 
+    def evidence(self, model: str) -> ModelEvidence:
+        """Fetches what the labels of all clients say of each adapter of a model.
+
+        Raises:
+            ValueError: `model` is no name of a model. Nothing was sent.
+            AcclimateClientError: It could not be fetched.
+        """
+        return self._run(_calls.evidence(model))
+
     def adapters(self) -> tuple[AdapterDescription, ...]:
         """Lists the adapters and chains, those included that the model cannot be served with.
 
@@ -245,30 +260,3 @@ class Client:
             AcclimateClientError: Something answers, but not an Acclimate server.
         """
         return self._probe(_calls.ready())
-
-    def close(self) -> None:
-        """Closes the connections; the client cannot be used afterwards."""
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self, call: Call[T]) -> T:
-        retries = Retries(call, self._settings.max_retries, self._random)
-        while True:
-            try:
-                return retries.settled(call.read(self._http.send(call.request(self._http))))
-            except (httpx.RequestError, AcclimateClientError) as error:
-                delay = retries.after(error)
-            self._sleep(delay)
-
-    def _probe(self, call: Call[bool]) -> bool:
-        try:
-            return self._run(call)
-        except (ConnectionFailed, Timeout):
-            return False

@@ -5,47 +5,8 @@ AcclimateClientError
   + Timeout
   + UnexpectedReplyError
   + ProblemError
-    - MalformedBodyError
-    - NotFoundError
-    - ClientUnknownError
-    - MethodNotAllowedError
-    - RequestRunningError
-    - ConflictError
-    - ClientDeletedError
-    - KeyUsedBeforeDeleteError
-    - OtherModelError
-    - OutOfOrderError
-    - StateMismatchError
-    - PreconditionFailedError
-    - BodyTooLargeError
-    - TooManyImagesError
-    - UnsupportedMediaTypeError
-    - InvalidClientIdError
-    - InvalidRequestError
-    - EmptyBatchError
-    - WrongShapeError
-    - AmbiguousLayoutError
-    - AmbiguousDtypeError
-    - WrongDtypeError
-    - OutOfRangeError
-    - NonFiniteError
-    - TooManyPixelsError
-    - UndecodableImageError
-    - KeyReusedError
-    - InvalidConfigurationError
-    - UnavailableAdapterError
-    - EnrolmentUnsupportedError
-    - InvalidLabelsError
-    - InvalidStateError
-    - TooManyRequestsError
-    - InternalError
-    - StepFailedError
-    - StoreUnavailableError
-    - StateCorruptError
-    - StateUnreadableError
-    - JournalFullError
-    - DeadlineExceededError
-    - StoreFullError
+
+Below `ProblemError` there is one class for each code of the server, in the order of their statuses.
 """
 
 import re
@@ -164,6 +125,10 @@ class StateMismatchError(ProblemError):
     """`state_mismatch` (409): the imported state is of another adapter or model: configure the client first."""
 
 
+class GuardOffError(ProblemError):
+    """`guard_off` (409): the operator keeps no record of predictions, so there is nothing to compare labels with."""
+
+
 class PreconditionFailedError(ProblemError):
     """`precondition_failed` (412): the client's state has another version than the one to be replaced."""
 
@@ -242,6 +207,10 @@ class EnrolmentUnsupportedError(ProblemError):
 
 class InvalidLabelsError(ProblemError):
     """`invalid_labels` (422): not every image has one label that is a class."""
+
+
+class InvalidFeedbackError(ProblemError):
+    """`invalid_feedback` (422): there are no rows or too many, or one is not a request id, a row and a class."""
 
 
 class InvalidStateError(ProblemError):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acclimate_client.errors import Committed
+from acclimate_client.evidence import AdapterEvidence, Guard, GuardDecision, RowCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class StateInfo:
     Attributes:
         version: Number of changes applied to the client's state so far.
         status: cold (first batch of this client), warm (in the replica's memory), restored (loaded from Redis),
-            reset, rolled_back (Redis lost changes that were acknowledged) or frozen (Redis is away, and the
-            operator chose that the global model answers meanwhile).
+            reset, rolled_back (Redis lost changes that were acknowledged), frozen (Redis is away, and the
+            operator chose that the global model answers meanwhile) or guarded (the global model answers because
+            labels or the operator's policy speak for it; see `Prediction.guard`).
         committed: Whether this call changed the state; "unknown" if that could not be told: repeated under its key,
             the call is applied if it was not.
         replayed: none (the first time this call is answered), stored or recomputed (a retry: the first answer
@@ -58,8 +60,10 @@ class Prediction:
         probabilities: Posterior of each image, float64, rows sum to 1; None unless asked for. [B, K]
         signals: Label-free measurements of the adapter by name; `skipped_batches`, only for numbered batches after
             a gap, is how many numbers are missing.
+        request_id: Names the batch in `LabelledRow`, once true classes are known.
         idempotency_key: Key the batch was applied under; repeating the call with it returns this answer.
         key_expires_at_earliest: Until when the key is remembered for sure, in UTC; None if the server does not say.
+        guard: Why the global model answers instead of the adapted one; None if it does not.
     """
 
     client_id: str
@@ -74,6 +78,7 @@ class Prediction:
     request_id: str
     idempotency_key: str
     key_expires_at_earliest: datetime | None = None
+    guard: GuardDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class ClientInfo:
 
     Attributes:
         hyperparameters: Those stated when it was configured; the others have their defaults.
+        guard: Which model answers the client, and the evidence; None if the guard is off or the server has none.
     """
 
     client_id: str
@@ -118,6 +124,7 @@ class ClientInfo:
     hyperparameters: Mapping[str, Any]
     state: StoredState
     request_id: str
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,27 @@ class ImportResult:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedbackResult:
+    """What true labels changed. Both `rows` and `guard` are None where the answer of a repeated call is gone.
+
+    Attributes:
+        rows: What became of the labelled rows.
+        guard: Which model answers the client from now on, and the evidence.
+        key_expires_at_earliest: As in `Prediction`.
+    """
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    rows: RowCounts | None
+    guard: Guard | None
+    state: StateInfo
+    request_id: str
+    idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InputInfo:
     """Size of the images a model takes, in pixels."""
 
@@ -248,3 +276,16 @@ class ModelInfo:
     input: InputInfo
     adapters: Mapping[str, AdapterInfo]
     default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvidence:
+    """What labels say of the adapters of one model, over all clients.
+
+    Attributes:
+        policy: What answers clients without a verdict of their own: adapt, frozen or follow-fleet.
+    """
+
+    model: ModelRef
+    policy: str
+    adapters: tuple[AdapterEvidence, ...]

@@ -40,6 +40,14 @@ class Exported:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A client's stored configuration, and where its state is and how large."""
+
+    configuration: str
+    state: Mapping[str, Any]
+
+
 class Clients:
     """Administers the clients of one model.
 
@@ -65,14 +73,14 @@ class Clients:
         self._replies = replies
         self._worker = worker
 
-    async def describe(self, client: ClientScope) -> Mapping[str, Any]:
-        """Adapter of a client, and all about its state but the state itself."""
+    async def describe(self, client: ClientScope) -> Described:
+        """All about a client's state but the state itself."""
         stored = await self._store.describe(client, self._bundle.model.content_hash)
         if stored is None:
             raise ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
         session = self._sessions.peek(client)
         in_memory = session is not None and session.version == stored.seq
-        return {**self._configurations.describe(stored.config), "state": _describe(stored, in_memory)}
+        return Described(stored.config, _describe(stored, in_memory))
 
     async def configure(self, request: ClientRequest, configuration: str) -> Reply:
         """Give a client another adapter, which begins anew; nothing happens if it has that one already.

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import AcclimateError
 from acclimate_service import answers
-from acclimate_service.adapter_machine import AdapterMachine, batch_of
+from acclimate_service.adapter_machine import AdapterMachine, Asked, batch_of
 from acclimate_service.configuration import canonical
+from acclimate_service.guard.fleet import Fleet
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
 from acclimate_service.requests import ClientRequest, Reply
@@ -47,15 +48,25 @@ class Engine:
         *,
         max_waiting: int,
         outage: Outage,
+        fleet: Fleet | None,
         note: Callable[[ClientScope, str], None],
     ) -> None:
-        """Take over the collaborators; whoever made them closes them. `note` is told who was active, and how."""
+        """Take over the collaborators; whoever made them closes them.
+
+        Args:
+            sessions, machine, replies, telemetry: of the service.
+            max_waiting: most batches that may be under way.
+            outage: what becomes of them while Redis is away.
+            fleet: what the labels of all clients say; None if nobody compares frozen and adapted predictions.
+            note: told who was active, and how.
+        """
         self._sessions = sessions
         self._machine = machine
         self._replies = replies
         self._telemetry = telemetry
         self._max_waiting = max_waiting
         self._outage = outage
+        self._fleet = fleet
         self._note = note
         self._admitted = 0
 
@@ -103,15 +114,28 @@ class Engine:
         await self._machine.step(state, batch_of(images), always)
 
     async def _fold(self, batch: Batch, turn: Turn) -> Reply:
-        applied = await turn.session.apply(turn.request, batch_of(batch.images, batch.probabilities))
-        reply = await self._replies.of(batch.request.client, applied)
-        self._note(batch.request.client, reply.answer["adapter"])
+        client, name = batch.request.client, batch.request.name
+        asked = Asked(batch.probabilities)
+        if self._fleet is not None:
+            asked = Asked(batch.probabilities, name, self._fleet.against(), self._fleet.alpha)
+        applied = await turn.session.apply(turn.request, batch_of(batch.images, asked))
+        reply = await self._replies.of(client, applied)
+        self._note(client, reply.answer["adapter"])
+        if "guard" in reply.answer and reply.replayed == "none":
+            self._observe(client, **reply.answer["guard"])
         return reply
+
+    def _observe(self, client: ClientScope, answering: str, because: str, switched: bool) -> None:
+        if answering == "frozen":
+            self._telemetry.guarded.labels(because).inc()
+        if switched:
+            self._telemetry.switches.labels(answering, because).inc()
+            _log.warning("client %s is answered by the %s model from now on: %s", client.client, answering, because)
 
     async def _look(self, batch: Batch, turn: Turn) -> Reply:
         """Answer as if the batch were to be folded in, and keep nothing."""
         try:
-            looked = await turn.session.look(batch_of(batch.images, batch.probabilities), turn.request.admit)
+            looked = await turn.session.look(batch_of(batch.images, Asked(batch.probabilities)), turn.request.admit)
         except (StateError, AcclimateError, Problem, TimeoutError):
             raise
         except Exception as error:
@@ -122,7 +146,9 @@ class Engine:
         """Answer by the global model; what Redis will make of the batch, if anything, is said."""
         state = await self._machine.initial(_FROZEN)
         try:
-            _, answer = await self._machine.step(state, batch_of(batch.images, batch.probabilities), turn.request.admit)
+            _, answer = await self._machine.step(
+                state, batch_of(batch.images, Asked(batch.probabilities)), turn.request.admit
+            )
         except Problem:  # too late for that: what is to be said is that the state is away
             raise error from None
         return Reply(answers.decode(answer), 0, "frozen", error.committed)

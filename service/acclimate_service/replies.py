@@ -30,7 +30,9 @@ class Replies:
             answer = answers.decode(applied.answer)
         else:
             answer = {"adapter": await self.adapter_of(client), **answers.UNAVAILABLE}
-        return Reply(answer, applied.seq, applied.status, True, applied.replayed, applied.lost)
+        guarded = answer.get("guard", {}).get("answering") == "frozen" and applied.status != "rolled_back"
+        status = "guarded" if guarded else applied.status
+        return Reply(answer, applied.seq, status, True, applied.replayed, applied.lost)
 
     async def adapter_of(self, client: ClientScope) -> str:
         """Name of the adapter a client runs, or would begin with."""

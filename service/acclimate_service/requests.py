@@ -19,6 +19,7 @@ class ClientRequest:
         deadline: monotonic seconds; work that has not begun by then is dropped.
         gone: whether the caller has hung up.
         keyed: whether the caller can repeat it, by an idempotency key.
+        name: request id, as the caller is told it.
         number: place of the batch in the client's stream, 0 if the caller does not number its batches.
     """
 
@@ -28,6 +29,7 @@ class ClientRequest:
     deadline: float
     gone: Callable[[], Awaitable[bool]]
     keyed: bool = False
+    name: str = ""
     number: int = 0
 
     @property

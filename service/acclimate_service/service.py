@@ -16,6 +16,8 @@ from acclimate_service.cohort import Rounds
 from acclimate_service.configuration import Configurations
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.engine import Engine
+from acclimate_service.feedback import Feedback
+from acclimate_service.guard.fleet import Fleet
 from acclimate_service.replies import Replies
 from acclimate_service.sessions import Sessions
 from acclimate_service.settings import Settings, SettingsError
@@ -37,6 +39,7 @@ from acclimate_service.state import (
     new_id,
 )
 from acclimate_service.state.cohorts import Cohorts
+from acclimate_service.state.pools import Pools
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker, always
 from acclimate_store import Bundle, BundleKey, Catalogue
@@ -58,6 +61,7 @@ class Service:
     sessions: Sessions
     engine: Engine
     clients: Clients
+    feedback: Feedback
     rounds: Rounds
     telemetry: Telemetry
     store_facts: StoreFacts
@@ -130,23 +134,35 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
         stack.push_async_callback(rounds.aclose)
         replies = Replies(store, model, configurations)
+        fleet = _fleet(settings, wire, limits, model)
+        if fleet is not None:
+            stack.push_async_callback(fleet.aclose)
         engine = Engine(
             *(sessions, machine, replies, telemetry),
             max_waiting=settings.max_waiting,
             outage=settings.store_outage,
+            fleet=fleet,
             note=rounds.note,
         )
         clients = Clients(bundle, configurations, store, sessions, machine, replies, worker)
+        feedback = Feedback(configurations, sessions, replies, fleet, telemetry)
         await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), configurations.default)
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield Service(
-            *(settings, bundle, configurations, limits, sessions, engine, clients, rounds, telemetry, facts, wire)
+            *(settings, bundle, configurations, limits, sessions, engine, clients, feedback, rounds),
+            *(telemetry, facts, wire),
         )
 
 
 def _private_redis(settings: Settings) -> EmbeddedRedis:
     return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
+
+
+def _fleet(settings: Settings, wire: Wire, limits: Limits, model: str) -> Fleet | None:
+    if settings.guard == "off":
+        return None
+    return Fleet(Pools(wire, limits, model, settings.tenant), settings.guard, settings.guard_alpha)
 
 
 def _listen(link: Link, sessions: Sessions, tenant: str) -> Announcements:

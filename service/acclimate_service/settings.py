@@ -10,7 +10,11 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
+from acclimate_service.guard.evidence import ALPHA
+from acclimate_service.guard.policy import Policy
+
 PREFIX: Final = "ACCLIMATE_"
+Guard: TypeAlias = Policy | Literal["off"]
 Outage: TypeAlias = Literal["fail", "frozen"]
 
 
@@ -106,6 +110,13 @@ class Settings(BaseSettings):
 
     store_outage: Outage = "fail"
     """What becomes of batches while Redis is away: `fail` refuses them, `frozen` answers by the global model."""
+
+    guard: Guard = "follow-fleet"
+    """What clients get whose own labels give no verdict: `adapt`, `frozen`, or what the labels of all clients
+    speak for, `follow-fleet`. With `off`, frozen and adapted predictions are not compared."""
+
+    guard_alpha: float = Field(ALPHA, gt=0, lt=1)
+    """Chance that the guard ever calls adaptation harmful where it is not, and helpful where it is not."""
 
     drain_lead_s: float | None = Field(None, ge=0, le=600)
     """Seconds from SIGTERM to the last new request, for balancers to learn of it; 5 with a shared Redis, else 0."""

@@ -27,6 +27,11 @@ class Telemetry:
         self.rows = Counter("acclimate_rows", "Images answered.", registry=on)
         self.fallbacks = Counter("acclimate_fallbacks", "Steps that the guard rails answered unadapted.", registry=on)
         self.waiting = Gauge("acclimate_waiting", "Batches in the queue or at work.", registry=on)
+        self.labels = Counter("acclimate_labels", "Labels told, by what became of them.", ["result"], registry=on)
+        self.guarded = Counter("acclimate_guarded_answers", "Answers of the frozen model.", ["because"], registry=on)
+        self.switches = Counter(
+            "acclimate_guard_switches", "Changes of a client's answers.", ["to", "because"], registry=on
+        )
         self.state = StateMetrics(on)
         self.ready = Gauge("acclimate_ready", "1 when the service answers batches.", registry=on)
 

@@ -72,6 +72,9 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(body=known | {"state": state | {"status": "reset"}})
     if request.path.endswith("/enroll"):
         return Reply(body=known | {"enrolled": 2, "state": state})
+    if request.path.endswith("/feedback"):
+        rows = {"counted": 1, "duplicate": 2, "contradicting": 3, "unknown": 4}
+        return Reply(body=known | {"state": state, "request_id": "r-2", "feedback": rows, "guard": guard()})
     if request.path.endswith("/state"):
         exported = Reply(body=b"state", headers={"Content-Type": "application/octet-stream", "ETag": '"v5"'})
         return exported if request.method == "GET" else Reply(body=known | {"state": state})
@@ -82,10 +85,13 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(body={"model": MODEL, "adapters": [adapter_entry()]})
     if request.path == "/models":
         return Reply(body={"models": [known | catalogue_entry()]})
+    if request.path.startswith("/models/"):
+        fleet = {"adapter": "atp", "hyperparameters": {"mode": "batch"}, "clients": 12, "candidate": False}
+        return Reply(body={"model": MODEL, "policy": "follow-fleet", "adapters": [fleet | {"guard": evidence()}]})
     if request.path.startswith("/v2/health/"):
         return Reply(body={"live": True, "ready": True, "reason": None})
     stored = {"version": 5, "status": "warm", "bytes": 812, "tier": "redis", "durability": "always"}
-    return Reply(body=known | {"state": stored | JOURNAL | {"expires_in_s": 2591999.5}})
+    return Reply(body=known | {"state": stored | JOURNAL | {"expires_in_s": 2591999.5}, "guard": guard()})
 
 
 def predictions(request: Recorded) -> dict[str, Any]:
@@ -96,6 +102,16 @@ def predictions(request: Recorded) -> dict[str, Any]:
     }
     posteriors = {"probabilities": [[0.0, 0.1, 0.15, 0.75]] * count}
     return first | (posteriors if request.query["probabilities"] == ["true"] else {})
+
+
+def evidence() -> dict[str, Any]:
+    frozen = {"accuracy": 0.75, "low": 0.5, "high": 1, "later": 1}
+    adapted = {"accuracy": 0.6, "low": 0.4, "high": 0.8}
+    return {"verdict": "harmful", "labelled": 40, "wins": 3, "losses": 9, "frozen": frozen, "adapted": adapted}
+
+
+def guard() -> dict[str, Any]:
+    return evidence() | {"answering": "frozen", "because": "own_harmful", "later": 1}
 
 
 def catalogue_entry() -> dict[str, Any]:

@@ -31,13 +31,13 @@ def answer(status, body):
     return httpx.Response(status, content=json.dumps(body).encode(), request=REQUEST)
 
 
-def test_the_tree_is_drawn_as_it_is():
+def test_the_tree_is_drawn_as_it_is_down_to_the_codes():
     drawn, parents = {}, []
-    for indent, name in re.findall(r"^( *)(?:[+-] )?(\w+)$", errors.__doc__.split("\n", 1)[1], re.MULTILINE):
+    for indent, name in re.findall(r"^( *)(?:\+ )?(\w+)$", errors.__doc__.split("\n", 1)[1], re.MULTILINE):
         depth = len(indent) // 2
         parents[depth:] = [name]
         drawn[name] = parents[depth - 1] if depth else "Exception"
-    assert drawn == {kind.__name__: kind.__base__.__name__ for kind in CLASSES}
+    assert drawn == {kind.__name__: kind.__base__.__name__ for kind in CLASSES if kind.__base__ is not ProblemError}
 
 
 def test_every_problem_class_stands_for_one_code_and_is_named_after_it():
@@ -110,6 +110,7 @@ MEMBERS = st.sampled_from(
         "state",
         "signals",
         "key_expires_at_earliest",
+        "guard",
     ]
 )
 HEALTHY = {

@@ -18,15 +18,11 @@ class Decision:
 
 
 def decide(own: Counts, fleet: Counts, policy: Policy, alpha: float = ALPHA) -> Decision:
-    """Choose the answer of one client.
+    """Choose the answer of one client: by its own evidence, else by the policy.
 
-    The client's own verdict decides; without one the policy does, and `follow-fleet` takes the fleet's. Where that is
-    undecided too, proof would come too late for most of the fleet: whichever answer is ahead in its counts is given,
-    the adapted one if neither is. Pooled over clients, the verdict is about the average labelled row of the fleet;
-    clients may differ as they like. The fleet's counts hold the client's own rows as well, which counts nothing twice:
-    the two verdicts are never combined, and each is valid by itself. A client that adaptation does not harm, in a
-    fleet that it does not harm on average, is ever called harmful, itself or by its fleet, with a chance of at most
-    2 alpha.
+    The two verdicts are never combined, and each is valid by itself: that the fleet's counts hold the client's own rows
+    as well counts nothing twice. A client that adaptation does not harm, in a fleet that it does not harm on average,
+    is ever called harmful, itself or by its fleet, with a chance of at most 2 alpha.
 
     Args:
         own: the client's labelled rows under its adapter and model version.
@@ -37,11 +33,27 @@ def decide(own: Counts, fleet: Counts, policy: Policy, alpha: float = ALPHA) -> 
     Raises:
         ValueError: alpha out of range.
     """
-    mine = verdict(own, alpha)
-    if mine == "harmful":
-        return Decision("frozen", "own_harmful")
-    if mine == "trusted":
-        return Decision("adapted", "own_trusted")
+    return by_own(own, alpha) or by_policy(fleet, policy, alpha)
+
+
+def by_own(own: Counts, alpha: float = ALPHA) -> Decision | None:
+    """What a client's own evidence decides; None as long as it decides nothing. Arguments as in `decide`."""
+    match verdict(own, alpha):
+        case "harmful":
+            return Decision("frozen", "own_harmful")
+        case "trusted":
+            return Decision("adapted", "own_trusted")
+        case "undecided":
+            return None
+
+
+def by_policy(fleet: Counts, policy: Policy, alpha: float = ALPHA) -> Decision:
+    """What clients without evidence of their own are answered. Arguments as in `decide`.
+
+    `follow-fleet` takes the fleet's verdict. Where that is undecided too, proof would come too late for most of the
+    fleet: whichever answer is ahead in its counts is given, the adapted one if neither is. Pooled over clients, the
+    verdict is about the average labelled row of the fleet; clients may differ as they like.
+    """
     if policy != "follow-fleet":
         return Decision("frozen" if policy == "frozen" else "adapted", "policy")
     if fleet.wins >= fleet.losses:  # as it is wherever the fleet's verdict is "trusted"

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from acclimate_service import problems
-from acclimate_service.routes import catalogue, clients, health, predict, states
+from acclimate_service.routes import catalogue, clients, feedback, health, predict, states
 from acclimate_service.routes.desk import Desk
 from acclimate_service.service import Service
 
@@ -14,6 +14,6 @@ def make_router(service: Service) -> APIRouter:
     """All routes of the service."""
     desk = Desk(service)
     router = APIRouter(responses=problems.RESPONSES)
-    for noun in (predict, clients, states, catalogue, health):
+    for noun in (predict, clients, states, feedback, catalogue, health):
         noun.add_routes(router, desk)
     return router

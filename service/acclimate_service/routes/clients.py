@@ -36,9 +36,12 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
 
     async def describe(client_id: str) -> Response:
         """Adapter of a client, and version, size and place of its state."""
-        described = dict(await service.clients.describe(desk.scope(client_id)))
-        state = {**described.pop("state"), "durability": service.store_facts.durability}
-        return json({"client_id": client_id, "model": desk.model, **described, "state": state})
+        client = desk.scope(client_id)
+        described = await service.clients.describe(client)
+        state = {**described.state, "durability": service.store_facts.durability}
+        guard = await service.feedback.of_client(client, described.configuration)
+        body = {"client_id": client_id, "model": desk.model, **service.configurations.describe(described.configuration)}
+        return json({**body, "state": state, "guard": guard})
 
     async def configure(request: HttpRequest, client_id: str) -> Response:
         """Choose the client's adapter, which begins anew unless it is the one that the client has."""
@@ -48,12 +51,12 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
             return configuration, (b"configure", configuration.encode())
 
         wanted, configuration = await desk.take(request, client_id, _LONGEST_CONFIGURATION, parse)
-        return desk.reply(request, await service.clients.configure(wanted, configuration), wanted)
+        return desk.reply(await service.clients.configure(wanted, configuration), wanted)
 
     async def reset(request: HttpRequest, client_id: str) -> Response:
         """Take a client back to the global model."""
         wanted = desk.request(request, client_id, b"reset")
-        return desk.reply(request, await service.clients.reset(wanted), wanted)
+        return desk.reply(await service.clients.reset(wanted), wanted)
 
     async def delete(request: HttpRequest, client_id: str) -> Response:
         """Remove a client and all that was learned for it."""

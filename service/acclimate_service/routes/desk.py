@@ -72,7 +72,7 @@ class Desk:
         content, parts = await asyncio.to_thread(parse, body)
         return replace(early, fingerprint=fingerprint(self._secret, *parts)), content
 
-    def reply(self, http: HttpRequest, done: Reply, request: ClientRequest) -> Response:
+    def reply(self, done: Reply, request: ClientRequest) -> Response:
         """The reply to a request that changes a client, or might."""
         state: dict[str, Any] = {
             "version": done.version,
@@ -82,10 +82,11 @@ class Desk:
             "durability": self.service.store_facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
         }
-        body = {"client_id": request.client.client, "model": self.model, **done.answer, "state": state}
+        body = {"client_id": request.client.client, "model": self.model, "request_id": request.name}
+        body |= {**done.answer, "state": state}  # the rows of a repeated batch are known by its first request id
         if request.keyed and done.committed:
             body["key_expires_at_earliest"] = _after(self.service.limits.key_min_ms)
-        return json({**body, "request_id": http.state.request_id})
+        return json(body)
 
     def _request(
         self, http: HttpRequest, client_id: str, deadline: float, parts: tuple[bytes, ...], *, keyed: bool
@@ -94,7 +95,9 @@ class Desk:
         key = idempotency_key(http.headers.get("idempotency-key")) if keyed else None
         rid = random_rid() if key is None else scope.rid(key)
         mark = fingerprint(self._secret, *parts)
-        return ClientRequest(scope, rid, mark, deadline, http.is_disconnected, keyed=key is not None)
+        return ClientRequest(
+            *(scope, rid, mark, deadline, http.is_disconnected), keyed=key is not None, name=http.state.request_id
+        )
 
     def _deadline(self, http: HttpRequest) -> float:
         """When the caller stops to wait (monotonic seconds)."""

@@ -41,7 +41,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
             wanted, images = await desk.take(request, client_id, limit, parse, keyed=adapt)
             wanted = replace(wanted, number=number)
             done = await service.engine.predict(Batch(wanted, images, adapt, probabilities))
-            return desk.reply(request, done, wanted)
+            return desk.reply(done, wanted)
 
     async def enroll(request: HttpRequest, client_id: str) -> Response:
         """Let the client begin anew from labelled images of its own."""
@@ -55,7 +55,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
 
         with service.engine.admission():
             wanted, examples = await desk.take(request, client_id, limit, parse)
-            return desk.reply(request, await service.clients.enroll(wanted, examples), wanted)
+            return desk.reply(await service.clients.enroll(wanted, examples), wanted)
 
     router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)
@@ -70,9 +70,7 @@ def _number(header: str | None, adapt: bool) -> int:
     if header is None:
         return 0
     if not adapt:
-        raise Problem(
-            "invalid_request", "X-Batch-Number is for batches that are folded in, not for adapt=false"
-        )
+        raise Problem("invalid_request", "X-Batch-Number is for batches that are folded in, not for adapt=false")
     number = int(header) if _NUMBER.fullmatch(header) else 0
     if not 1 <= number <= _LARGEST_NUMBER:
         raise Problem("invalid_request", f"X-Batch-Number is a whole number from 1 to {_LARGEST_NUMBER}")

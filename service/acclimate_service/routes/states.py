@@ -29,7 +29,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
         with service.engine.admission():
             limit = desk.settings.max_state_bytes
             wanted, data = await desk.take(request, client_id, limit, lambda body: (body, (b"import", body)))
-            return desk.reply(request, await service.clients.import_state(wanted, data, precondition), wanted)
+            return desk.reply(await service.clients.import_state(wanted, data, precondition), wanted)
 
     path = "/clients/{client_id}/state"
     router.add_api_route(path, export_state, methods=["GET"])

@@ -1,0 +1,143 @@
+"""What a client's rows were predicted as, with and without adaptation, until somebody tells what they were."""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acclimate_service.guard.evidence import Answer, Counts
+
+ROWS: Final = 2048
+"""Rows that are remembered; the oldest batches go first."""
+_UNTOLD: Final = -1
+_ID_BYTES: Final = 8
+_HEADER: Final = struct.Struct("<5QBI")
+_BATCH: Final = struct.Struct(f"<{_ID_BYTES}sI")
+_NO_ROWS: Final = np.zeros((3, 0), np.int16)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What one row of an earlier answer was: id of its request, place in the batch, and class."""
+
+    request_id: str
+    row: int
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of labels.
+
+    Args:
+        counted: of rows whose label was not known.
+        duplicate: of rows that had this label already.
+        contradicting: of rows that had another label, which stays.
+        unknown: of rows that are not remembered.
+    """
+
+    counted: int = 0
+    duplicate: int = 0
+    contradicting: int = 0
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The last rows of a client, and the evidence of all that were labelled.
+
+    Args:
+        batches: digest of the request and number of rows of each batch remembered, the oldest first.
+        rows: [3, N] int16, their frozen class, adapted class, and label (-1 where it is not known).
+        counts: of all labelled rows, also of those no longer remembered.
+        answering: which prediction the last batch was given.
+        born: digest of the first request; tells one record of a client from the next one after a reset.
+    """
+
+    batches: tuple[tuple[bytes, int], ...] = ()
+    rows: NDArray[np.int16] = field(default_factory=lambda: _NO_ROWS, repr=False, compare=False)
+    counts: Counts = field(default_factory=Counts)
+    answering: Answer = "adapted"
+    born: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes `to_bytes` gives."""
+        return self.rows.nbytes + _BATCH.size * len(self.batches) + _HEADER.size + _ID_BYTES
+
+    def append(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], *, answering: Answer) -> "Record":
+        """Remember a batch, as far as there is room; the newest is always remembered.
+
+        Args:
+            request_id: by which its labels will come.
+            frozen, adapted: [B], the predicted classes.
+            answering: which of them were given.
+        """
+        digest = _digest(request_id)
+        new = np.array([frozen, adapted, [_UNTOLD] * len(frozen)], np.int16)
+        batches, first = self.batches, 0
+        while batches and self.rows.shape[1] - first + len(frozen) > ROWS:
+            (_, size), *rest = batches
+            batches, first = tuple(rest), first + size
+        rows = np.concatenate((self.rows[:, first:], new), axis=1)
+        return Record((*batches, (digest, len(frozen))), rows, self.counts, answering, self.born or digest)
+
+    def tell(self, labels: Iterable[Label]) -> tuple["Record", Tally]:
+        """Count what labels say; each row counts once."""
+        starts, first = dict[bytes, tuple[int, int]](), 0
+        for digest, size in self.batches:
+            starts[digest] = first, size
+            first += size
+        rows, counts, tally = self.rows.copy(), self.counts, Tally()
+        for each in labels:
+            start, size = starts.get(_digest(each.request_id), (0, 0))
+            if not 0 <= each.row < size:
+                tally = replace(tally, unknown=tally.unknown + 1)
+                continue
+            frozen, adapted, known = (int(value) for value in rows[:, start + each.row])
+            if known == _UNTOLD:
+                rows[2, start + each.row] = each.label
+                counts += Counts.of(frozen, adapted, each.label)
+                tally = replace(tally, counted=tally.counted + 1)
+            elif known == each.label:
+                tally = replace(tally, duplicate=tally.duplicate + 1)
+            else:
+                tally = replace(tally, contradicting=tally.contradicting + 1)
+        return replace(self, rows=rows, counts=counts), tally
+
+    def to_bytes(self) -> bytes:
+        """Serialise; equal records give equal bytes."""
+        c = self.counts
+        numbers = c.wins, c.losses, c.labelled, c.frozen_right, c.adapted_right
+        header = _HEADER.pack(*numbers, self.answering == "frozen", len(self.batches))
+        batches = (_BATCH.pack(digest, size) for digest, size in self.batches)
+        rows = np.ascontiguousarray(self.rows, "<i2").tobytes()
+        return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), *batches, rows))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Record":
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            ValueError: the bytes are no record.
+        """
+        try:
+            *numbers, frozen, length = _HEADER.unpack_from(data)
+            start = _HEADER.size + _ID_BYTES
+            born = data[_HEADER.size : start] if length else b""
+            end = start + length * _BATCH.size
+            batches = tuple(_BATCH.iter_unpack(data[start:end]))
+            if len(batches) != length:
+                raise ValueError(f"these bytes are no record: {length} batches are cut short")
+            rows = np.frombuffer(data[end:], "<i2").reshape(3, sum(size for _, size in batches))
+        except struct.error as error:
+            raise ValueError(f"these bytes are no record: {error}") from error
+        return cls(batches, rows, Counts(*numbers), "frozen" if frozen else "adapted", born)
+
+
+def _digest(request_id: str) -> bytes:
+    return blake2b(request_id.encode(), digest_size=_ID_BYTES).digest()

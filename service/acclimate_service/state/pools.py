@@ -1,0 +1,91 @@
+"""Evidence of all clients of one model, in Redis: sums by configuration, and what each client's share of them is.
+
+A share is told as a whole and replaces the one before, so that telling it again, or late, counts nothing twice. The
+shares of clients stand under hashes of their ids.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, TypeAlias
+
+from acclimate_service.state.keys import ClientScope, check_model
+from acclimate_service.state.limits import Limits
+from acclimate_service.state.scripts import POOL_TELL
+from acclimate_service.state.wire import Argument, Wire
+
+Numbers: TypeAlias = tuple[int, ...]
+"""Counts, in the order of whoever keeps them here; always as many."""
+_TTL_FACTOR: Final = 4
+"""Evidence outlives the clients it came from, for those that come after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One client's evidence.
+
+    Args:
+        life, seq: the point of its history that it stands for.
+        born: tells evidence that began anew, as after a reset, from more of the same.
+        numbers: the counts since then.
+    """
+
+    life: str
+    seq: int
+    born: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sum of all shares of one configuration, and how many clients ever had one."""
+
+    numbers: Numbers
+    clients: int
+
+
+class Pools:
+    """The evidence about one model; all methods raise StateError where Redis fails.
+
+    Args:
+        wire: exchanges with Redis; whoever made it closes it.
+        limits: lifetimes.
+        model: content hash of the frozen model.
+        tenant: whose clients.
+    """
+
+    def __init__(self, wire: Wire, limits: Limits, model: str, tenant: str) -> None:
+        self._wire = wire
+        self._ttl_ms = _TTL_FACTOR * limits.state_ttl_ms
+        self._prefix = f"acc:{{{tenant}/~{check_model(model)}}}:p"
+
+    async def tell(self, client: ClientScope, configuration: str, share: Share) -> None:
+        """Take a client's evidence in; one that is older than what is known changes nothing."""
+        keys = (self._shares(configuration), self._prefix)
+        point = (share.life, share.seq, share.born)
+        args: tuple[Argument, ...] = (_name(client), configuration, *point, self._ttl_ms, *share.numbers)
+        await self._wire.run(POOL_TELL, keys, args)
+
+    async def totals(self) -> Mapping[str, Total]:
+        """The sums, by configuration."""
+        flat: list[bytes] = await self._wire.read("HGETALL", self._prefix)
+        parsed = {
+            name.decode(): [int(part) for part in value.split(b"|")]
+            for name, value in zip(flat[::2], flat[1::2], strict=True)
+        }
+        return {name: Total(tuple(numbers), clients) for name, (*numbers, clients) in parsed.items()}
+
+    async def share(self, client: ClientScope, configuration: str) -> Share | None:
+        """One client's evidence; None if it never told any."""
+        found: bytes | None = await self._wire.read("HGET", self._shares(configuration), _name(client))
+        if found is None:
+            return None
+        life, seq, born, *numbers = found.decode().split("|")
+        return Share(life, int(seq), born, tuple(map(int, numbers)))
+
+    def _shares(self, configuration: str) -> str:
+        return f"{self._prefix}:{sha256(configuration.encode()).hexdigest()[:16]}"
+
+
+def _name(client: ClientScope) -> str:
+    return client.digest().hex()
