@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 
 from acclimate_adapters import AcclimateError
+from acclimate_service.advice import AdviceError, advise, fetch_evidence
 from acclimate_service.app import create_app
 from acclimate_service.bench import cli as bench
 from acclimate_service.cohort import Round
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return int(options.run(options))
-    except (SettingsError, AcclimateError, StateError, EmbeddedRedisError) as error:
+    except (SettingsError, AcclimateError, StateError, EmbeddedRedisError, AdviceError) as error:
         print(f"acclimate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -54,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_run_server)
     one_round = commands.add_parser("round", help="run a federated round among the clients of a running service")
     one_round.set_defaults(run=_run_round)
+    advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
+    advice.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
+    advice.set_defaults(run=_run_advice)
     default_store = Settings.model_fields["model_store"].default
     models.add_parser(commands, Path(os.environ.get("ACCLIMATE_MODEL_STORE") or default_store))
     bench.add_parser(commands)
@@ -73,6 +77,11 @@ def _run_round(_: argparse.Namespace) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         done = runner.run(_round(settings))
     print(f"acclimate: the cohort is at version {done.version}; {done.clients} clients took part in the round")
+    return 0
+
+
+def _run_advice(options: argparse.Namespace) -> int:
+    print(advise(fetch_evidence(options.url)))
     return 0
 
 

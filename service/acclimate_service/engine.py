@@ -12,12 +12,12 @@ from acclimate_adapters import AcclimateError
 from acclimate_service import answers
 from acclimate_service.adapter_machine import AdapterMachine, Asked, batch_of
 from acclimate_service.configuration import canonical
-from acclimate_service.guard.fleet import Fleet
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
 from acclimate_service.requests import ClientRequest, Reply
 from acclimate_service.sessions import Sessions, Turn
 from acclimate_service.settings import Outage
+from acclimate_service.shadows import Guard
 from acclimate_service.state import ClientScope, StateError, StepFailed, StoreUnavailable
 from acclimate_service.state.machine import always
 from acclimate_service.telemetry import Telemetry
@@ -48,7 +48,7 @@ class Engine:
         *,
         max_waiting: int,
         outage: Outage,
-        fleet: Fleet | None,
+        guard: Guard | None,
         note: Callable[[ClientScope, str], None],
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
@@ -57,7 +57,7 @@ class Engine:
             sessions, machine, replies, telemetry: of the service.
             max_waiting: most batches that may be under way.
             outage: what becomes of them while Redis is away.
-            fleet: what the labels of all clients say; None if nobody compares frozen and adapted predictions.
+            guard: what compares frozen and adapted predictions; None if nobody does.
             note: told who was active, and how.
         """
         self._sessions = sessions
@@ -66,7 +66,7 @@ class Engine:
         self._telemetry = telemetry
         self._max_waiting = max_waiting
         self._outage = outage
-        self._fleet = fleet
+        self._guard = guard
         self._note = note
         self._admitted = 0
 
@@ -116,11 +116,14 @@ class Engine:
     async def _fold(self, batch: Batch, turn: Turn) -> Reply:
         client, name = batch.request.client, batch.request.name
         asked = Asked(batch.probabilities)
-        if self._fleet is not None:
-            asked = Asked(batch.probabilities, name, self._fleet.against(), self._fleet.alpha)
+        if self._guard is not None:
+            fleet = self._guard.fleet
+            asked = Asked(batch.probabilities, name, fleet.against(), fleet.alpha)
         applied = await turn.session.apply(turn.request, batch_of(batch.images, asked))
         reply = await self._replies.of(client, applied)
         self._note(client, reply.answer["adapter"])
+        if self._guard is not None and reply.replayed == "none":
+            self._guard.shadows.see(batch.request, batch.images)
         if "guard" in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.answer["guard"])
         return reply

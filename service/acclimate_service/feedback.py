@@ -6,13 +6,13 @@ from typing import Any
 from acclimate_service.adapter_machine import feedback_of
 from acclimate_service.configuration import Configurations
 from acclimate_service.guard.evidence import Counts, accuracy, verdict
-from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Decision
 from acclimate_service.guard.record import Label
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
 from acclimate_service.requests import ClientRequest, Reply
 from acclimate_service.sessions import Sessions
+from acclimate_service.shadows import Guard
 from acclimate_service.state import ClientScope, ClientUnknown
 from acclimate_service.telemetry import Telemetry
 
@@ -28,64 +28,67 @@ class Feedback:
         configurations: Configurations,
         sessions: Sessions,
         replies: Replies,
-        fleet: Fleet | None,
+        guard: Guard | None,
         telemetry: Telemetry,
     ) -> None:
-        """Take over the collaborators; whoever made them closes them. Without a fleet there is no guard."""
+        """Take over the collaborators; whoever made them closes them."""
         self._configurations = configurations
         self._sessions = sessions
         self._replies = replies
-        self._fleet = fleet
+        self._guard = guard
         self._telemetry = telemetry
 
     async def tell(self, request: ClientRequest, labels: Sequence[Label]) -> Reply:
         """Count the labels of rows that are remembered, each once; a repeated request counts nothing."""
-        fleet = self._required()
+        guard = self._required()
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
             if await turn.session.known(turn.request) is None:
                 raise ClientUnknown(f"there is no client {request.client.client!r}, so it has no rows to label")
             applied = await turn.session.apply(turn.request, feedback_of(labels))
+        guard.shadows.tell(request, labels)
         reply = await self._replies.of(request.client, applied)
         if applied.answer is None:
             return reply
         told = dict(reply.answer["told"])
         counts, configuration = Counts(*told["counts"]), told["configuration"]
         if counts.labelled:
-            await fleet.tell(request.client, configuration, applied.life, applied.seq, told["born"], counts)
+            await guard.fleet.tell(request.client, configuration, applied.life, applied.seq, told["born"], counts)
         if applied.replayed == "none":
             for result, number in reply.answer["feedback"].items():
                 self._telemetry.labels.labels(result).inc(number)
         shown = {name: value for name, value in reply.answer.items() if name != "told"}
-        shown["guard"] = describe(counts, fleet.alpha, fleet.decide(counts, configuration))
+        shown["guard"] = describe(counts, guard.fleet.alpha, guard.fleet.decide(counts, configuration))
         return Reply(shown, reply.version, reply.status, True, reply.replayed, reply.lost)
 
     async def of_client(self, client: ClientScope, configuration: str) -> Mapping[str, Any] | None:
         """What a client's labels show under its present configuration; None without a guard."""
-        if self._fleet is None:
+        if self._guard is None:
             return None
-        counts = await self._fleet.own(client, configuration)
-        return describe(counts, self._fleet.alpha, self._fleet.decide(counts, configuration))
+        fleet = self._guard.fleet
+        counts = await fleet.own(client, configuration)
+        return describe(counts, fleet.alpha, fleet.decide(counts, configuration))
 
     async def of_all(self) -> Mapping[str, Any]:
         """What the labels of all clients show, for each configuration that has any."""
-        fleet = self._required()
+        guard = self._required()
+        fleet, candidates = guard.fleet, guard.shadows.configurations
         pooled = await fleet.pooled()
         rows = [
             {
                 **self._configurations.describe(configuration),
                 "clients": each.clients,
-                "candidate": False,
+                "candidate": configuration in candidates,
                 "guard": describe(each.counts, fleet.alpha),
             }
             for configuration, each in sorted(pooled.items())
         ]
         return {"policy": fleet.policy, "adapters": rows}
 
-    def _required(self) -> Fleet:
-        if self._fleet is None:
+    def _required(self) -> Guard:
+        if self._guard is None:
             raise Problem("guard_off", "ACCLIMATE_GUARD is off: nobody remembers what the rows were predicted as")
-        return self._fleet
+        return self._guard
 
 
 def describe(counts: Counts, alpha: float, decision: Decision | None = None) -> dict[str, Any]:

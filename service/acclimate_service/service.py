@@ -1,19 +1,21 @@
 """Everything the HTTP interface stands on, opened and closed together."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import numpy as np
 import torch
+from prometheus_client import CollectorRegistry
 
 from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
 from acclimate_service.adapter_machine import Adapted, AdapterMachine
 from acclimate_service.clients import Clients
 from acclimate_service.cohort import Rounds
-from acclimate_service.configuration import Configurations
+from acclimate_service.configuration import Configurations, canonical
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.engine import Engine
 from acclimate_service.feedback import Feedback
@@ -21,6 +23,7 @@ from acclimate_service.guard.fleet import Fleet
 from acclimate_service.replies import Replies
 from acclimate_service.sessions import Sessions
 from acclimate_service.settings import Settings, SettingsError
+from acclimate_service.shadows import Candidate, Guard, Shadows, scope_of
 from acclimate_service.state import (
     Announcements,
     ClientScope,
@@ -40,6 +43,7 @@ from acclimate_service.state import (
 )
 from acclimate_service.state.cohorts import Cohorts
 from acclimate_service.state.pools import Pools
+from acclimate_service.state_metrics import StateMetrics
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker, always
 from acclimate_store import Bundle, BundleKey, Catalogue
@@ -118,34 +122,28 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
         machine = AdapterMachine(bundle, configurations, worker, telemetry)
-        policy = Policy(configurations.default, journal=settings.journal, strict_engine=settings.strict_replay)
-
-        def begin(client: ClientScope) -> Session[Adapted]:
-            nonce = f"{settings.replica}~{new_id()}"
-            return Session(
-                Context(store, limits, client, model, machine, policy, observer=telemetry.state, nonce=nonce)
-            )
-
-        sessions = Sessions(begin, settings.cache_bytes, telemetry.state)
+        keep = partial(_keep, settings, store, limits, machine)
+        sessions = keep(model, configurations.default, settings.cache_bytes, telemetry.state)
         stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
-        announcements = _listen(link, sessions, settings.tenant)
+        guard = _guard(settings, wire, limits, bundle.model, keep)
+        if guard is not None:
+            stack.push_async_callback(guard.fleet.aclose)
+            stack.push_async_callback(guard.shadows.aclose, settings.drain_budget_s)
+        announcements = _listen(link, sessions, guard, settings.tenant)
         stack.push_async_callback(announcements.aclose)
         cohorts = Cohorts(wire, limits, model, settings.tenant)
         rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
         stack.push_async_callback(rounds.aclose)
         replies = Replies(store, model, configurations)
-        fleet = _fleet(settings, wire, limits, model)
-        if fleet is not None:
-            stack.push_async_callback(fleet.aclose)
         engine = Engine(
             *(sessions, machine, replies, telemetry),
             max_waiting=settings.max_waiting,
             outage=settings.store_outage,
-            fleet=fleet,
+            guard=guard,
             note=rounds.note,
         )
         clients = Clients(bundle, configurations, store, sessions, machine, replies, worker)
-        feedback = Feedback(configurations, sessions, replies, fleet, telemetry)
+        feedback = Feedback(configurations, sessions, replies, guard, telemetry)
         await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), configurations.default)
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
@@ -159,21 +157,64 @@ def _private_redis(settings: Settings) -> EmbeddedRedis:
     return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
 
 
-def _fleet(settings: Settings, wire: Wire, limits: Limits, model: str) -> Fleet | None:
+def _keep(
+    settings: Settings,
+    store: StateStore,
+    limits: Limits,
+    machine: AdapterMachine,
+    scope: str,
+    configuration: str,
+    budget: int,
+    metrics: StateMetrics,
+) -> Sessions:
+    """The sessions of all clients in one scope, where they begin with this configuration."""
+    policy = Policy(configuration, journal=settings.journal, strict_engine=settings.strict_replay)
+
+    def begin(client: ClientScope) -> Session[Adapted]:
+        nonce = f"{settings.replica}~{new_id()}"
+        return Session(Context(store, limits, client, scope, machine, policy, observer=metrics, nonce=nonce))
+
+    return Sessions(begin, budget, metrics)
+
+
+def _guard(
+    settings: Settings, wire: Wire, limits: Limits, model: FrozenModel, keep: Callable[..., Sessions]
+) -> Guard | None:
     if settings.guard == "off":
         return None
-    return Fleet(Pools(wire, limits, model, settings.tenant), settings.guard, settings.guard_alpha)
+    fleet = Fleet(Pools(wire, limits, model.content_hash, settings.tenant), settings.guard, settings.guard_alpha)
+    budget, unseen = settings.cache_bytes // 4, StateMetrics(CollectorRegistry())
+    candidates = [
+        Candidate(name, keep(scope_of(model.content_hash, name), name, budget, unseen))
+        for name in _candidates(settings, model)
+    ]
+    return Guard(fleet, Shadows(candidates, settings.candidate_share, fleet))
 
 
-def _listen(link: Link, sessions: Sessions, tenant: str) -> Announcements:
+def _candidates(settings: Settings, model: FrozenModel) -> list[str]:
+    try:
+        for name in settings.candidates:
+            require(create(name), model)
+    except ConfigurationError as error:
+        raise SettingsError(f"ACCLIMATE_CANDIDATES: {error}") from error
+    return [canonical(name, {}) for name in settings.candidates]
+
+
+def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str) -> Announcements:
     """Forget the states of clients that other replicas delete."""
+    keepers = (sessions,) if guard is None else (sessions, guard.shadows)
 
     def dropped(name: str) -> None:
         owner, _, client = name.partition("/")
         if owner == tenant:
-            sessions.drop(client)
+            for keeper in keepers:
+                keeper.drop(client)
 
-    announcements = Announcements(link, dropped, sessions.drop_all)
+    def missed() -> None:
+        for keeper in keepers:
+            keeper.drop_all()
+
+    announcements = Announcements(link, dropped, missed)
     announcements.start()
     return announcements
 

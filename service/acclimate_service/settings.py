@@ -118,6 +118,12 @@ class Settings(BaseSettings):
     guard_alpha: float = Field(ALPHA, gt=0, lt=1)
     """Chance that the guard ever calls adaptation harmful where it is not, and helpful where it is not."""
 
+    candidates: tuple[str, ...] = Field((), max_length=3)
+    """Adapters that are tried out beside the clients' own, as a JSON list of names; they answer nobody."""
+
+    candidate_share: float = Field(0.1, gt=0, le=1)
+    """Share of the batches that the candidates see."""
+
     drain_lead_s: float | None = Field(None, ge=0, le=600)
     """Seconds from SIGTERM to the last new request, for balancers to learn of it; 5 with a shared Redis, else 0."""
 

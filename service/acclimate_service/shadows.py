@@ -1,0 +1,146 @@
+"""Candidates: adapters that see a share of the batches and answer nobody, so that labels can compare them.
+
+A candidate's state of a client is one more scope of that client in Redis, under the same exactly-once rules, and goes
+with it when it is deleted. What a candidate makes of a batch is computed after the reply, and given up when too much is
+waiting: then it has seen fewer batches, and nothing else is lost.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from numpy.typing import NDArray
+
+from acclimate_service.adapter_machine import Asked, batch_of, feedback_of
+from acclimate_service.guard.evidence import Counts
+from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.record import Label
+from acclimate_service.problems import Problem
+from acclimate_service.requests import ClientRequest
+from acclimate_service.sessions import Sessions
+from acclimate_service.state import StateError
+from acclimate_service.state.tasks import Tasks
+
+_PATIENCE_S: Final = 60.0
+_MOST_WAITING: Final = 32
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration that is tried out, and the sessions of its clients."""
+
+    configuration: str
+    sessions: Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What compares predictions: the labels of all clients, and the adapters that are tried out beside theirs."""
+
+    fleet: Fleet
+    shadows: "Shadows"
+
+
+def scope_of(model: str, configuration: str) -> str:
+    """Model scope of a candidate's states (16 hex digits)."""
+    return hashlib.sha256(f"{model}\0{configuration}".encode()).hexdigest()[:16]
+
+
+class Shadows:
+    """Runs the candidates.
+
+    Args:
+        candidates: which.
+        share: of the requests that they see, 0..1, drawn by their ids so that a repeat is drawn alike.
+        fleet: told what the labels say of them.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], share: float, fleet: Fleet) -> None:
+        self._candidates = candidates
+        self._share = share
+        self._fleet = fleet
+        self._tasks = Tasks()
+        self._waiting = 0
+
+    @property
+    def configurations(self) -> frozenset[str]:
+        """Of the candidates."""
+        return frozenset(candidate.configuration for candidate in self._candidates)
+
+    def see(self, request: ClientRequest, images: NDArray[Any]) -> None:
+        """Show the candidates a batch that was answered; images as in `batch_of`."""
+        if int(request.rid[:8], 16) >= self._share * 2**32:
+            return
+        for candidate in self._candidates:
+            self._start(partial(self._see, candidate, request, images))
+
+    def tell(self, request: ClientRequest, labels: Sequence[Label]) -> None:
+        """Tell the candidates what rows were; of those that they have not seen they learn nothing."""
+        for candidate in self._candidates:
+            self._start(partial(self._tell, candidate, request, labels))
+
+    def drop(self, client: str) -> None:
+        """Forget a client's states, which are to be read again."""
+        for candidate in self._candidates:
+            candidate.sessions.drop(client)
+
+    def drop_all(self) -> None:
+        """Forget all states."""
+        for candidate in self._candidates:
+            candidate.sessions.drop_all()
+
+    async def aclose(self, budget_s: float) -> None:
+        """End what runs in the background, and hand the clients over within so many seconds."""
+        await self._tasks.aclose()
+        until = time.monotonic() + budget_s
+        for candidate in self._candidates:
+            await candidate.sessions.aclose(max(0.0, until - time.monotonic()))
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._waiting < _MOST_WAITING:
+            self._waiting += 1
+            self._tasks.start(self._quietly(work())).add_done_callback(self._done)
+
+    def _done(self, _: object) -> None:
+        self._waiting -= 1
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (StateError, Problem) as error:
+            _log.info("a candidate gave up a request: %s", error)
+
+    async def _see(self, candidate: Candidate, request: ClientRequest, images: NDArray[Any]) -> None:
+        async with candidate.sessions.turn(_derived(request, candidate)) as turn:
+            await turn.session.apply(turn.request, batch_of(images, Asked(request_id=request.name)))
+
+    async def _tell(self, candidate: Candidate, request: ClientRequest, labels: Sequence[Label]) -> None:
+        async with candidate.sessions.turn(_derived(request, candidate)) as turn:
+            if await turn.session.known(turn.request) is None:
+                return
+            applied = await turn.session.apply(turn.request, feedback_of(labels))
+        if applied.answer is None:
+            return
+        told = orjson.loads(applied.answer)["told"]
+        counts = Counts(*told["counts"])
+        if counts.labelled:
+            await self._fleet.tell(
+                request.client, candidate.configuration, applied.life, applied.seq, told["born"], counts
+            )
+
+
+def _derived(request: ClientRequest, candidate: Candidate) -> ClientRequest:
+    """The same request in the candidate's scope, under an id of its own."""
+    rid = hashlib.sha256(f"{request.rid}\0{candidate.configuration}".encode()).hexdigest()[: len(request.rid)]
+    return replace(request, rid=rid, deadline=time.monotonic() + _PATIENCE_S, gone=_never, number=0)
+
+
+async def _never() -> bool:
+    """No caller waits for a candidate."""
+    return False
