@@ -1,5 +1,6 @@
 """What can be done to a client beside sending it batches: configure, enrol, export, import, reset, delete."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import ConfigurationError, InputError, enrols, require
 from acclimate_service import imports
-from acclimate_service.adapter_machine import Adapted, AdapterMachine
+from acclimate_service.adapter_machine import Adapted
 from acclimate_service.configuration import Configurations
 from acclimate_service.imports import Precondition
 from acclimate_service.problems import Problem
@@ -60,7 +61,6 @@ class Clients:
         configurations: Configurations,
         store: StateStore,
         sessions: Sessions,
-        machine: AdapterMachine,
         replies: Replies,
         worker: Worker,
     ) -> None:
@@ -69,7 +69,6 @@ class Clients:
         self._configurations = configurations
         self._store = store
         self._sessions = sessions
-        self._machine = machine
         self._replies = replies
         self._worker = worker
 
@@ -124,7 +123,7 @@ class Clients:
             present = await turn.session.present()
             if present.seq == 0:
                 raise ClientUnknown(f"there is no client {request.client.client!r}; it begins with its first batch")
-            return Exported(present.seq, await self._machine.serialise(present.state))
+            return Exported(present.seq, await asyncio.to_thread(present.state.state.to_bytes))
 
     async def import_state(self, request: ClientRequest, data: bytes, precondition: Precondition) -> Reply:
         """Replace a client's state by one that was exported from a client of the same adapter and model.

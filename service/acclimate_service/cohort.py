@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import orjson
@@ -192,7 +192,7 @@ class Rounds:
             except AcclimateError as error:
                 raise _SitsOut from error
             answer = {"adapter": adapter.name, "round": r + 1}
-            return Change(present.config, Adapted(present.config, state), orjson.dumps(answer))
+            return Change(present.config, replace(present.state, state=state), orjson.dumps(answer))
 
         return await self._worker.run(work, turn.request.admit)
 

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acclimate_adapters import Adapter, FrozenModel, create, missing
-from acclimate_service.bench.data import SUBSET, Recorded, Shift, normalised
+from acclimate_service.bench.data import SUBSET, Recorded, Shift
 from acclimate_service.bench.methods import Method
 
 BATCH = 20
+Classes = NDArray[np.int64]  # [C, N], predicted
 Hits = NDArray[np.bool_]  # [C, N], which answers are right
 Progress = Callable[[str], None]  # is told which client is done, in words
 
@@ -51,10 +52,14 @@ class Part(NamedTuple):
     first: int  # image of each client
     last: int  # exclusive
 
+    def of(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The part of an array [C, N]."""
+        return array[[*self.rows], self.first : self.last]
+
 
 def streams(shift: Shift, methods: Sequence[Method]) -> int:
     """How many clients `measure` will report to its progress."""
-    return len(shift.clients) + sum(len(part_of(m, shift).rows) for m in methods if _obstacle(m, shift) is None)
+    return len(shift.clients) + sum(len(part_of(m, shift).rows) for m in methods if obstacle(m, shift) is None)
 
 
 def measure(shift: Shift, methods: Sequence[Method], seed: int, progress: Progress) -> Iterator[Result | LeftOut]:
@@ -66,17 +71,15 @@ def measure(shift: Shift, methods: Sequence[Method], seed: int, progress: Progre
         seed: of those methods that draw random numbers.
         progress: called after each client.
     """
-    everything = Part(tuple(range(len(shift.clients))), 0, shift.labels.shape[1])
-    frozen = _hits(create("none"), shift, everything, 0, partial(progress, f"{shift.name} frozen"))
+    frozen = frozen_classes(shift, progress) == shift.labels
     for method in methods:
-        reason = _obstacle(method, shift)
+        reason = obstacle(method, shift)
         if reason is not None:
             yield LeftOut(method.name, shift.name, reason)
             continue
-        part, options = part_of(method, shift), method.hyperparameters(shift.hparams, seed)
-        adapter = create(method.adapter, **options)
-        hits = _hits(adapter, shift, part, method.enrolled, partial(progress, f"{shift.name} {method.name}"))
-        yield _result(method, options, shift, part, hits, frozen[[*part.rows], part.first : part.last])
+        part = part_of(method, shift)
+        hits = adapted_classes(method, shift, seed, progress) == part.of(shift.labels)
+        yield _result(method, method.hyperparameters(shift.hparams, seed), shift, part, hits, part.of(frozen))
 
 
 def part_of(method: Method, shift: Shift) -> Part:
@@ -99,27 +102,39 @@ def predict(adapter: Adapter, model: FrozenModel, x: Tensor, /, **enrolment: Ten
     return torch.cat(predicted)
 
 
-def _obstacle(method: Method, shift: Shift) -> str | None:
+def obstacle(method: Method, shift: Shift) -> str | None:
     """Why a method cannot be measured on a shift; None when it can."""
     if not part_of(method, shift).rows:
         return "none of these clients is in the recorded subset, the only one that slow methods answer"
     try:
         adapter = create(method.adapter, **method.hyperparameters(shift.hparams, seed=0))
     except KeyError as error:
-        return f"accuracy.json records no hyper-parameters of {error}"
+        return f"no hyper-parameters of {error} were recorded"
     lacking = missing(adapter, shift.model)
     return f"it needs {', '.join(lacking)}, which the data of this shift do not hold" if lacking else None
 
 
-def _hits(adapter: Adapter, shift: Shift, part: Part, enrolled: int, done: Callable[[], None]) -> Hits:
-    hits = []
+def frozen_classes(shift: Shift, progress: Progress) -> Classes:
+    """What the frozen model predicts for all images; `progress` as in `measure`."""
+    everything = Part(tuple(range(len(shift.clients))), 0, shift.labels.shape[1])
+    return _classes(create("none"), shift, everything, 0, partial(progress, f"{shift.name} frozen"))
+
+
+def adapted_classes(method: Method, shift: Shift, seed: int, progress: Progress) -> Classes:
+    """What a method without obstacle predicts for its part; arguments as in `measure`."""
+    adapter = create(method.adapter, **method.hyperparameters(shift.hparams, seed))
+    done = partial(progress, f"{shift.name} {method.name}")
+    return _classes(adapter, shift, part_of(method, shift), method.enrolled, done)
+
+
+def _classes(adapter: Adapter, shift: Shift, part: Part, enrolled: int, done: Callable[[], None]) -> Classes:
+    classes = []
     for row in part.rows:
-        x, labels = normalised(shift.images[row]), torch.from_numpy(shift.labels[row])
+        x, labels = shift.x(row), torch.from_numpy(shift.labels[row])
         enrolment = {"x": x[:enrolled], "labels": labels[:enrolled]} if enrolled else {}
-        answered = slice(part.first, part.last)
-        hits.append((predict(adapter, shift.model, x[answered], **enrolment) == labels[answered]).numpy())
+        classes.append(predict(adapter, shift.model, x[part.first : part.last], **enrolment).numpy())
         done()
-    return np.stack(hits)
+    return np.stack(classes)
 
 
 def _result(method: Method, options: Mapping[str, Any], shift: Shift, part: Part, hits: Hits, frozen: Hits) -> Result:

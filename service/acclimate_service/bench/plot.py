@@ -1,5 +1,6 @@
 """The pictures, drawn with matplotlib of the extra `bench`: gains of all methods, accuracy by shift of one adapter."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -15,7 +16,7 @@ from matplotlib.patches import Patch
 
 from acclimate_service.bench.accuracy import Result
 from acclimate_service.bench.errors import BenchError
-from acclimate_service.bench.report import Figures, Report, figures, rounded, signed
+from acclimate_service.bench.report import HARM, Figures, Report, figures, rounded, signed
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; direction and shape say the same as the colour.
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -46,7 +47,8 @@ class Series(NamedTuple):
 def draw_gains(report: Report, prefix: Path) -> tuple[Path, Path]:
     """Draw the gain over no adaptation, one panel for each shift, as `prefix`.png and `prefix`.svg.
 
-    Methods that were given labels are left out. A black line marks the gain of the recorded accuracy.
+    Methods that were given labels are left out. A black line marks the gain of the recorded accuracy; beside the bars
+    stands how many clients were harmed, if any.
 
     Raises:
         BenchError: there is nothing to draw, or no place for it.
@@ -80,20 +82,26 @@ def draw_adapters(report: Report, folder: Path) -> tuple[Path, ...]:
 
 def _gains(report: Report) -> Figure:
     methods = _ranked(report)
-    figure = Figure(figsize=(2.6 + 2.1 * len(report.shifts), 1.35 + 0.24 * len(methods)), layout="constrained")
-    axes = figure.subplots(1, len(report.shifts), sharex=True, sharey=True, squeeze=False)[0]
+    columns = len(report.shifts) if len(report.shifts) <= 4 else 3
+    rows = math.ceil(len(report.shifts) / columns)
+    size = (2.6 + 2.3 * columns, 0.85 + (0.5 + 0.24 * len(methods)) * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     gains = [figures(result).gain for result in report.results]
     margin = 0.22 * (max(gains) - min(gains) + 1)  # room for the numbers beside the bars
-    for ax, shift in zip(axes, report.shifts, strict=True):
+    for ax in axes[len(report.shifts) :]:
+        ax.set_axis_off()
+    for ax, shift in zip(axes, report.shifts, strict=False):
         ax.set_title(shift, fontweight="bold", fontsize=9.5)
-        ax.set_xlim(min(0.0, *gains) - margin, max(0.0, *gains) + margin)
+        ax.set_xlim(min(0.0, *gains) - margin, max(0.0, *gains) + 1.5 * margin)
         ax.set_ylim(len(methods) - 0.4, -0.6)
         ax.set_yticks(range(len(methods)), methods)
+        ax.tick_params(labelbottom=True)
         _clean(ax)
         ax.axvline(0, color=INK, linewidth=0.8)
         for row, method in enumerate(methods):
             _bar(ax, row, report.find(method, shift))
-    figure.legend(handles=_legend(), loc="outside lower right", ncols=3, frameon=False)
+    figure.legend(handles=_legend(), loc="outside lower right", ncols=4, frameon=False)
     figure.suptitle(f"Gain over no adaptation, in points of accuracy\n{_note(report)}", x=0.01, ha="left", fontsize=9.5)
     return figure
 
@@ -110,6 +118,11 @@ def _bar(ax: Axes, row: int, result: Result | None) -> None:
         ax.vlines(recorded, row - 0.42, row + 0.42, color="black", linewidth=1.6, zorder=3)
     beyond = 3 if f.gain >= 0 else -3
     _number(ax, signed(f.gain, 1), max(tips) if f.gain >= 0 else min(tips), row, beyond)
+    if f.harmed:
+        harmed = f"{f.harmed}/{len(result.clients)}"
+        ax.text(
+            1, row, harmed, transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize=7, color=VERMILLION
+        )
 
 
 def _ranked(report: Report) -> list[str]:
@@ -123,7 +136,9 @@ def _ranked(report: Report) -> list[str]:
 def _legend() -> list[Patch | Line2D]:
     recorded = Line2D([], [], color="black", marker="|", linestyle="", markersize=9, markeredgewidth=1.6)
     recorded.set_label("recorded reference")
-    return [Patch(color=BLUE, label="gain"), Patch(color=VERMILLION, label="loss"), recorded]
+    harmed = Line2D([], [], color=VERMILLION, marker="$3/40$", linestyle="", markersize=18, markeredgewidth=0.1)
+    harmed.set_label(f"clients that lost more than {HARM:.0f} points")
+    return [Patch(color=BLUE, label="gain"), Patch(color=VERMILLION, label="loss"), recorded, harmed]
 
 
 def _note(report: Report) -> str:

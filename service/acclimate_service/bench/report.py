@@ -15,6 +15,7 @@ from acclimate_service.bench.errors import BenchError
 from acclimate_service.bench.methods import METHODS
 
 HARM = 2.0  # points; a client that loses more counts as harmed
+HARM_NOTE = f"Change of the client that fared worst, in points / clients that lost more than {HARM:.0f} points."
 HEADING = ("method", "clients x images", "mean", "vs none", "vs reference", "worst client", "largest loss", "harmed")
 
 
@@ -97,11 +98,13 @@ def figures(result: Result) -> Figures:
 
 
 def to_text(report: Report) -> str:
-    """Tables in Markdown: the gains of all shifts side by side, then one table for each shift."""
+    """Tables in Markdown: the gains of all shifts and harm of all shifts side by side, then one table for each shift."""
     whole, enrolled = report.only(lambda result: not result.enrolled), report.only(lambda result: result.enrolled > 0)
     parts = [f"Top-1 accuracy in %, differences in points; {report.protocol}."]
     if whole.results:
-        parts += ["## Gain over no adaptation", _overview(whole), *(_details(whole, shift) for shift in whole.shifts)]
+        parts += ["## Gain over no adaptation", _overview(whole, lambda f: signed(f.gain))]
+        parts += ["## Harm", HARM_NOTE, _overview(whole, lambda f: f"{f.loss:.1f} / {f.harmed}")]
+        parts += [_details(whole, shift) for shift in whole.shifts]
     if enrolled.results:
         count = enrolled.results[0].enrolled
         parts += [
@@ -157,17 +160,17 @@ def merge(reports: Sequence[Report]) -> Report:
     return Report(reports[0].protocol, results, tuple(entry for report in reports for entry in report.left_out))
 
 
-def _overview(report: Report) -> str:
+def _overview(report: Report, cell: Callable[[Figures], str]) -> str:
     def row(method: str) -> list[str]:
         found = [report.find(method, shift) for shift in report.shifts]
-        return [method, *("" if result is None else signed(figures(result).gain) for result in found)]
+        return [method, *("-" if result is None else cell(figures(result)) for result in found)]
 
-    return _table(["method", *report.shifts], [row(method) for method in report.methods if method != "none"])
+    return table(["method", *report.shifts], [row(method) for method in report.methods if method != "none"])
 
 
 def _details(report: Report, shift: str) -> str:
     rows = [_row(result) for result in report.results if result.shift == shift]
-    return f"### {shift}\n\n{_table(HEADING, rows)}"
+    return f"### {shift}\n\n{table(HEADING, rows)}"
 
 
 def _row(result: Result) -> list[str]:
@@ -184,7 +187,7 @@ def _row(result: Result) -> list[str]:
     ]
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table whose columns also line up in a terminal; all but the first to the right."""
     cells = [list(heading), *map(list, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]

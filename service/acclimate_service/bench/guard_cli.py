@@ -1,0 +1,96 @@
+"""`acclimate bench guard`: what a trickle of labels makes of every method."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from acclimate_service.bench.accuracy import LeftOut
+from acclimate_service.bench.accuracy import streams as count_streams
+from acclimate_service.bench.guard_report import Guarded, GuardReport, from_json, merge, to_json
+from acclimate_service.bench.guard_text import to_text
+from acclimate_service.bench.methods import Method, choose
+from acclimate_service.bench.options import add_selection, folders, positive, prepare_outputs, progress_bar
+from acclimate_service.bench.replay import Streams, recorded_streams, replay
+from acclimate_service.bench.report import Protocol
+from acclimate_service.bench.shifts import Folders
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+METHODS = ("atp_online", "em", "fedcal_pl", "fedcal_em", "bn_adapt", "tent", "balanced")
+SHARES = (0.01, 0.05, 0.1)
+
+
+def add_parser(commands: "Subparsers") -> None:
+    """Add the `guard` command."""
+    text = "accuracy and harm of methods whose answers a guard by feedback chooses, for several shares of labels"
+    guard = commands.add_parser("guard", help=text, description=text)
+    add_selection(guard, default=", ".join(METHODS))
+    guard.add_argument(
+        "--labels", nargs="+", type=_share, default=SHARES, metavar="SHARE", help="of all rows (default: 0.01 0.05 0.1)"
+    )
+    guard.add_argument("--seeds", type=positive, default=20, help="runs, each with other rows labelled (default: 20)")
+    guard.add_argument("--json", type=Path, metavar="FILE", help="write the results of every run")
+    guard.add_argument("--plot", type=Path, metavar="PREFIX", help="draw them as PREFIX.png and PREFIX.svg")
+    guard.set_defaults(run=run_guard)
+
+
+def run_guard(arguments: argparse.Namespace) -> int:
+    """Print the tables and write what else was asked for.
+
+    Raises:
+        BenchError: something cannot be read, measured or written; said before anything is measured.
+    """
+    prepare_outputs((arguments.json, arguments.plot))
+    report = merge([from_json(path) for path in arguments.recorded]) if arguments.recorded else _measure(arguments)
+    print(to_text(report), end="")
+    if arguments.json:
+        arguments.json.write_text(to_json(report))
+    if arguments.plot:
+        from acclimate_service.bench.guard_plot import draw_guard  # of the extra `bench`
+
+        draw_guard(report, arguments.plot)
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> GuardReport:
+    methods = choose(arguments.methods or METHODS, slow=False)
+    data = folders(arguments)
+    torch.set_num_threads(arguments.threads)
+    found = [entry for name in arguments.shifts for entry in _streams(data, name, methods, arguments.seed)]
+    streams = [entry for entry in found if isinstance(entry, Streams)]
+    return GuardReport(
+        Protocol(seed=arguments.seed, threads=arguments.threads),
+        arguments.seeds,
+        _replays(streams, sorted(set(arguments.labels)), arguments.seeds),
+        tuple(entry for entry in found if isinstance(entry, LeftOut)),
+    )
+
+
+def _streams(data: Folders, name: str, methods: Sequence[Method], seed: int) -> list[Streams | LeftOut]:
+    shift = data.load(name)
+    with progress_bar(count_streams(shift, methods), "client") as done:
+        return list(recorded_streams(shift, methods, seed, done))
+
+
+def _replays(found: Sequence[Streams], shares: Sequence[float], seeds: int) -> tuple[Guarded, ...]:
+    results = []
+    with progress_bar(len(found) * len(shares), "result") as done:
+        for share in shares:
+            for streams in found:
+                results.append(Guarded.of(streams, share, (replay(streams, share, seed) for seed in range(seeds))))
+                done(f"{streams.shift} {streams.method} {share:g}")
+    return tuple(results)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a share of the rows above 0, up to 1, such as 0.05")
+    return share

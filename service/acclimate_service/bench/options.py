@@ -1,0 +1,94 @@
+"""What the commands of the benchmark have in common: how words select, and where results go."""
+
+import argparse
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from acclimate_service.bench.accuracy import Progress
+from acclimate_service.bench.digits import CARRIED as DIGITS_CARRIED
+from acclimate_service.bench.errors import BenchError
+from acclimate_service.bench.fashion import CARRIED as FASHION_CARRIED
+from acclimate_service.bench.methods import METHODS
+from acclimate_service.bench.shifts import SHIFTS, Folders
+
+
+def add_selection(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add what selects data and methods; `default` says which methods run unless some are named."""
+    parser.add_argument(
+        "--data", type=Path, default=FASHION_CARRIED, metavar="FOLDER", help="Fashion-MNIST (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--digits", type=Path, default=DIGITS_CARRIED, metavar="FOLDER", help="digits (default: %(default)s)"
+    )
+    parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=SHIFTS, help="default: all of them")
+    names = ", ".join(method.name for method in METHODS)
+    parser.add_argument("--methods", nargs="+", default=(), metavar="METHOD", help=f"of {names}; default: {default}")
+    parser.add_argument("--seed", type=natural, default=0, help="of the methods that draw random numbers (default: 0)")
+    parser.add_argument("--threads", type=positive, default=1, help="threads of torch (default: 1, as recorded)")
+    parser.add_argument(
+        "--from", dest="recorded", nargs="+", type=Path, metavar="JSON", help="show earlier runs instead of measuring"
+    )
+
+
+def folders(arguments: argparse.Namespace) -> Folders:
+    """Where the data lie that were asked for, found to be complete.
+
+    Raises:
+        BenchError: naming what is missing.
+    """
+    chosen = Folders(arguments.data, arguments.digits)
+    chosen.check(arguments.shifts)
+    return chosen
+
+
+def prepare_outputs(files: Sequence[Path | None], folder: Path | None = None) -> None:
+    """Find out at once, and not after an hour, that something is missing or cannot be written.
+
+    Raises:
+        BenchError: saying what.
+    """
+    absent = [name for name in ("matplotlib", "tqdm") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise BenchError(f"the benchmark needs {' and '.join(absent)}: pip install 'acclimate[bench]'")
+    needed = {path.parent for path in files if path is not None} | ({folder} if folder else set())
+    try:
+        for each in needed:
+            each.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"cannot write there: {error}") from error
+
+
+@contextmanager
+def progress_bar(total: int, unit: str) -> Iterator[Progress]:
+    """A bar that moves on with each call, and shows its words."""
+    from tqdm import tqdm  # of the extra `bench`
+
+    with tqdm(total=total, unit=unit, disable=None, leave=False) as bar:
+
+        def advance(words: str) -> None:
+            bar.set_description(words, refresh=False)
+            bar.update()
+
+        yield advance
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    return _at_least(0, text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _at_least(1, text)
+
+
+def _at_least(low: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = low - 1
+    if not low <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a whole number from {low} to {2**31 - 1}")
+    return number
