@@ -119,7 +119,14 @@ class Replica:
         return Client(self.url, **{"max_retries": 0, **options})
 
     def keys(self, client: str) -> dict[bytes, bytes]:
-        """Every Redis key of a client, in Redis' own serialisation."""
+        """Every Redis key of a client, in Redis' own serialisation, once nothing follows in the background."""
+        before: dict[bytes, bytes] | None = None
+        while (found := self._keys(client)) != before:
+            before = found
+            time.sleep(0.03)
+        return found
+
+    def _keys(self, client: str) -> dict[bytes, bytes]:
         found = self.redis.keys(f"acc:{{default/{client}}}:*")
         return {key: self.redis.dump(key) for key in found}
 
