@@ -1,8 +1,7 @@
 """`balanced`: style and label shift told apart without gradients; this project's own method, not one of a paper."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -10,40 +9,31 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step, require
+from acclimate_adapters.balanced_client import Client
+from acclimate_adapters.balanced_measures import label_shift_evidence, map_em, prediction_drift, style_distance
+from acclimate_adapters.balanced_passes import Answer, Passes, Rows, Terms, TorchPasses
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.model import FrozenModel
-from acclimate_adapters.moments import TINY, Bend, SourceMoments, by_layer, shrink
-from acclimate_adapters.priors import log_posteriors
+from acclimate_adapters.moments import SourceMoments, by_layer
 from acclimate_adapters.state import State
 
 
-class Hypothesis(NamedTuple):
-    """What a client's rows looked like under one explanation of them."""
+class Turn(NamedTuple):
+    """A client as it was before its batch, and the batch."""
 
-    posterior: Tensor  # [K], mean over the rows
-    moments: Tensor  # [2, C], means over the rows of a and b at all layers, channels side by side
+    client: Client
+    x: Tensor  # [B, C, H, W]
 
-    def after(self, log_p: Tensor, moments: Tensor, weight: float) -> "Hypothesis":
-        """With a batch folded in: its log-posteriors [B, K], the moments after it, its weight among all rows."""
-        return Hypothesis(torch.lerp(self.posterior, log_p.exp().mean(0), weight), moments)
+    @property
+    def rows(self) -> float:
+        """n with the batch."""
+        return self.client.rows + len(self.x)
 
-
-class Client(NamedTuple):
-    """What is known of a client."""
-
-    rows: float  # n; fractional once rows are partly forgotten
-    h0: Hypothesis
-    h1: Hypothesis
-
-
-class Pass(NamedTuple):
-    """What one forward pass yields."""
-
-    logits: Tensor  # [B, K]
-    log_p: Tensor  # [B, K], in single precision at least
-    features: Tensor  # [B, d]
-    bend: Bend
+    @property
+    def weight(self) -> float:
+        """Weight of the batch among all rows, in 0..1."""
+        return len(self.x) / self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,72 +114,88 @@ class Balanced:
             ConfigurationError: they are of another width than the layer.
         """
         require(self, model)
-        return State(self.name, self.layout, model.content_hash, tensors=pack(fresh(SourceMoments.of(model))))
+        fresh = Client.fresh(SourceMoments.of(model))
+        return State(self.name, self.layout, model.content_hash, tensors=fresh.pack())
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
-        x = model.batch(x)
-        source = SourceMoments.of(model)
-        client = unpack(state, source.prior)
-        client = client._replace(rows=client.rows * self.memory ** len(x))
-        plain = self._style_only(model, source, client, x)
-        drift = self._drift(source, client, plain)
-        restarted = self._restarts(drift)
-        if restarted:
-            client = fresh(source)
-            plain = self._style_only(model, source, client, x)
-        full = self._style_and_labels(model, source, client, x, plain.log_p) if source.widths else plain
-        prior, log_r = self._em(source, client, full.log_p)
-        rows, weight = client.rows + len(x), len(x) / (client.rows + len(x))
-        h0 = client.h0.after(plain.log_p, plain.bend.moments(), weight)
-        new = Client(rows, h0, client.h1.after(log_r, full.bend.moments(), weight))
-        evidence = label_shift_evidence(h0.posterior, min(rows, self.gate_rows), source.prior, self.gate_concentration)
-        logits = torch.logaddexp(log_r + F.logsigmoid(evidence), plain.log_p + F.logsigmoid(-evidence))  # (7)
-        signals: dict[str, Signal] = {
-            "entropy": float(entropy(logits).mean()),
-            "evidence": float(evidence),
-            "label_shift": float(evidence.sigmoid()),
-            "prior": tuple(prior.tolist()),
-            "restarted": float(restarted),
-            "shift": float((prior - source.prior).abs().sum() / 2),
-            "shrink": tuple(torch.stack(full.bend.strengths).tolist()) if full.bend.strengths else (),
-            **drift,
-        }
-        frozen = None if source.widths else plain.logits
-        return Step(logits.to(plain.features.dtype), state.next(pack(new)), signals, frozen, full.features)
+        return self.step_many(model, [state], [x])[0]
 
-    def _style_only(self, model: FrozenModel, source: SourceMoments, client: Client, x: Tensor) -> Pass:
+    def step_many(
+        self, model: FrozenModel, states: Sequence[State], batches: Sequence[Tensor], passes: Passes | None = None
+    ) -> list[Step]:
+        """The steps of several clients, whose rows go through the network together; up to rounding, those of `step`.
+
+        Args:
+            model: the frozen model.
+            states: one for each client, no client twice.
+            batches: of each client, [B, C, H, W] of the same C, H and W.
+            passes: what runs the network; torch by default.
+
+        Raises:
+            InputError, StateMismatch: as `Adapter.step`, for any of the clients.
+            NumericalError: somebody's answer is not finite; to learn whose, take the steps one by one.
+        """
+        source = SourceMoments.of(model)
+        turns = [self._turn(model, source, state, x) for state, x in zip(states, batches, strict=True)]
+        passes, rows = passes or TorchPasses(model, source), Rows.of([turn.x for turn in turns], source.prior)
+        plain = self._style_only(passes, source, turns, rows)
+        drifts = [self._drift(source, turn, answer) for turn, answer in zip(turns, plain, strict=True)]
+        self._restart(passes, source, turns, plain, drifts)
+        full = self._style_and_labels(passes, source, turns, rows, plain) if source.widths else plain
+        each = zip(states, turns, plain, full, drifts, strict=True)
+        return [self._finish(source, *one) for one in each]
+
+    def _turn(self, model: FrozenModel, source: SourceMoments, state: State, x: Tensor) -> Turn:
+        state.require(self.name, self.layout, model.content_hash)
+        client, x = Client.unpack(state, source.prior), model.batch(x)
+        return Turn(client._replace(rows=client.rows * self.memory ** len(x)), x)
+
+    def _style_only(self, passes: Passes, source: SourceMoments, turns: Sequence[Turn], rows: Rows) -> list[Answer]:
         """The pass of H0 (3)."""
-        rows = client.rows + len(x)
-        strength = source.prior.new_tensor(rows / (rows + self.style_rows))
-        return run(model, x, Bend(source, source.overall, client.h0.moments, len(x) / rows, lambda layer, d1: strength))
+        strengths = [turn.rows / (turn.rows + self.style_rows) for turn in turns]
+        terms = Terms(
+            expected=source.overall.unsqueeze(1).expand(-1, len(turns), -1),
+            before=torch.stack([turn.client.h0.moments for turn in turns], dim=1),
+            weight=source.prior.new_tensor([turn.weight for turn in turns]),
+            most=source.prior.new_tensor(strengths),
+            noise=None,
+        )
+        return passes(rows, terms).split(turn.x for turn in turns)
 
     def _style_and_labels(
-        self, model: FrozenModel, source: SourceMoments, client: Client, x: Tensor, log_p: Tensor
-    ) -> Pass:
-        """The pass of H1 (4), with class shares from the posteriors log_p [B, K] of H0."""
-        rows, weight = client.rows + len(x), len(x) / (client.rows + len(x))
-        _, log_r = self._em(source, client, log_p)
-        share = torch.lerp(client.h1.posterior, log_r.exp().mean(0), weight)
-        strength = partial(shrink, rows=rows, factor=self.shrinkage)
-        return run(model, x, Bend(source, share @ source.by_class, client.h1.moments, weight, strength))
+        self, passes: Passes, source: SourceMoments, turns: Sequence[Turn], rows: Rows, plain: Sequence[Answer]
+    ) -> list[Answer]:
+        """The pass of H1 (4), with class shares from the posteriors of H0."""
+        shares = []
+        for turn, answer in zip(turns, plain, strict=True):
+            _, log_r = self._em(source, turn, answer)
+            shares.append(torch.lerp(turn.client.h1.posterior, log_r.exp().mean(0), turn.weight))
+        terms = Terms(
+            expected=torch.stack(shares) @ source.by_class,
+            before=torch.stack([turn.client.h1.moments for turn in turns], dim=1),
+            weight=source.prior.new_tensor([turn.weight for turn in turns]),
+            most=source.prior.new_ones(len(turns)),
+            noise=source.prior.new_tensor([self.shrinkage / turn.rows for turn in turns]),
+        )
+        return passes(rows, terms).split(turn.x for turn in turns)
 
-    def _em(self, source: SourceMoments, client: Client, log_p: Tensor) -> tuple[Tensor, Tensor]:
+    def _em(self, source: SourceMoments, turn: Turn, answer: Answer) -> tuple[Tensor, Tensor]:
         """The prior [K] and the log-posteriors [B, K] under it (5)."""
+        client = turn.client
         earlier = client.rows * client.h1.posterior
-        return map_em(log_p, earlier, client.rows, source.prior, self.prior_rows, self.em_steps)
+        return map_em(answer.log_p, earlier, client.rows, source.prior, self.prior_rows, self.em_steps)
 
-    def _drift(self, source: SourceMoments, client: Client, plain: Pass) -> dict[str, float]:
+    def _drift(self, source: SourceMoments, turn: Turn, plain: Answer) -> dict[str, float]:
         """How unlike the history of the client its batch is (8); nothing when either is too short to tell."""
-        rows = len(plain.log_p)
+        client, rows = turn.client, len(turn.x)
         if min(rows, client.rows) < self.restart_rows:
             return {}
         drift = {"prediction_drift": float(prediction_drift(plain.log_p.exp().mean(0), client.h0.posterior))}
-        first = next(iter(plain.bend.batch), None)
-        if first is not None:
-            batch, before = plain.bend.batch[first], by_layer(client.h0.moments, source.widths)[first]
-            distance = style_distance(batch[0], before[0], source.layers[first].row_variance)
+        if plain.layers:
+            columns = client.h0.moments[0], source.row_variance
+            before, row_variance = (by_layer(column, source.widths)[plain.layers[0]] for column in columns)
+            distance = style_distance(plain.first, before, row_variance)
             drift["style_drift"] = float(distance) / (1 / rows + 1 / client.rows)
         return drift
 
@@ -200,82 +206,47 @@ class Balanced:
         )
         return self.restart == "on" and changed
 
+    def _restart(
+        self,
+        passes: Passes,
+        source: SourceMoments,
+        turns: list[Turn],
+        plain: list[Answer],
+        drifts: Iterable[Mapping[str, float]],
+    ) -> None:
+        """Put fresh clients in the place of those that changed, and their pass of H0 in the place of that so far."""
+        changed = [i for i, drift in enumerate(drifts) if self._restarts(drift)]
+        if not changed:
+            return
+        anew = [turns[i]._replace(client=Client.fresh(source)) for i in changed]
+        answers = self._style_only(passes, source, anew, Rows.of([turn.x for turn in anew], source.prior))
+        for i, turn, answer in zip(changed, anew, answers, strict=True):
+            turns[i], plain[i] = turn, answer
 
-def run(model: FrozenModel, x: Tensor, bend: Bend) -> Pass:
-    """One pass, without gradient; raises NumericalError when a logit is not finite."""
-    with torch.no_grad():
-        answer = model.run(x, normalise=bend)
-    return Pass(answer.logits, log_posteriors(answer.logits), answer.features, bend)
-
-
-def map_em(
-    log_p: Tensor, earlier: Tensor, rows: float, prior: Tensor, pseudo_rows: float, steps: int
-) -> tuple[Tensor, Tensor]:
-    """Maximum a posteriori estimate of a client's prior by EM (5).
-
-    Args:
-        log_p: [B, K], log-posteriors under the training prior.
-        earlier: [K], sum of the posteriors of earlier rows.
-        rows: how many those were.
-        prior: p_s [K], positive, sum 1.
-        pseudo_rows: weight of p_s in the estimate, > 0.
-        steps: EM steps.
-
-    Returns:
-        The prior [K], positive, sum 1, and the log-posteriors [B, K] under it.
-    """
-    known, total = earlier + pseudo_rows * prior, rows + len(log_p) + pseudo_rows
-    likelihood = log_p.exp() / prior  # [B, K], up to a row constant
-    p = known / (rows + pseudo_rows)
-    for _ in range(steps):
-        p = (known + p * (likelihood.T @ (1 / (likelihood @ p)))) / total
-    return p, torch.log_softmax(log_p + (p / prior).log(), dim=-1)
-
-
-def label_shift_evidence(posterior: Tensor, rows: float, prior: Tensor, concentration: float) -> Tensor:
-    """Log Bayes factor [] of some class mix against the training prior, in double precision on the CPU (6).
-
-    Args:
-        posterior: q [K], mean over a client's rows.
-        rows: N, how many of them count, >= 0.
-        prior: p_s [K], positive, sum 1.
-        concentration: `gate_concentration`.
-    """
-    prior = prior.cpu().double()
-    counts, alpha = rows * posterior.cpu().double(), concentration * len(prior) * prior
-    mixes = torch.lgamma(alpha.sum()) - torch.lgamma(counts.sum() + alpha.sum())
-    return mixes + (torch.lgamma(counts + alpha) - torch.lgamma(alpha) - counts * prior.log()).sum()
-
-
-def prediction_drift(batch: Tensor, before: Tensor) -> Tensor:
-    """1 - cosine [] of two mean posteriors [K] (8)."""
-    return 1 - F.cosine_similarity(batch, before, dim=0)
-
-
-def style_distance(batch: Tensor, before: Tensor, row_variance: Tensor) -> Tensor:
-    """Mean over channels of (batch - before)^2 / omega, all [c]; channels without variance count as 0 (8)."""
-    distance = (batch - before).square() / row_variance
-    return torch.where(row_variance > TINY, distance, 0.0).mean()
-
-
-def fresh(source: SourceMoments) -> Client:
-    """A client that has sent nothing yet."""
-    nothing = Hypothesis(torch.zeros_like(source.prior), torch.zeros_like(source.overall))
-    return Client(0.0, nothing, nothing)
-
-
-def pack(client: Client) -> dict[str, Tensor]:
-    """The tensors of a state."""
-    tensors = {"rows": torch.tensor(client.rows, dtype=torch.float64)}
-    for name, hypothesis in {"h0": client.h0, "h1": client.h1}.items():
-        tensors |= {f"{name}.{field}": tensor for field, tensor in hypothesis._asdict().items()}
-    return tensors
-
-
-def unpack(state: State, like: Tensor) -> Client:
-    """The inverse of `pack`, on the device and in the precision of another tensor."""
-    h0, h1 = (
-        Hypothesis(*(state.tensors[f"{name}.{field}"].to(like) for field in Hypothesis._fields))
-        for name in ("h0", "h1")
-    )
-    return Client(float(state.tensors["rows"]), h0, h1)
+    def _finish(
+        self, source: SourceMoments, state: State, turn: Turn, plain: Answer, full: Answer, drift: Mapping[str, float]
+    ) -> Step:
+        """The averaged answer (6) and (7), and the state with the batch folded in."""
+        prior, log_r = self._em(source, turn, full)
+        h0 = turn.client.h0.after(plain.log_p, plain.moments, turn.weight)
+        new = Client(turn.rows, h0, turn.client.h1.after(log_r, full.moments, turn.weight))
+        counting = min(turn.rows, self.gate_rows)
+        evidence = label_shift_evidence(h0.posterior, counting, source.prior, self.gate_concentration)
+        logits, uncorrected = (
+            torch.logaddexp(log_p + F.logsigmoid(evidence), plain.log_p + F.logsigmoid(-evidence))
+            for log_p in (log_r, full.log_p)
+        )
+        signals: dict[str, Signal] = {
+            "entropy": float(entropy(logits).mean()),
+            "evidence": float(evidence),
+            "label_shift": float(evidence.sigmoid()),
+            "prior": tuple(prior.tolist()),
+            "restarted": float(self._restarts(drift)),
+            "shift": float((prior - source.prior).abs().sum() / 2),
+            "shrink": tuple(full.strengths.tolist()),
+            **drift,
+        }
+        frozen = None if source.widths else plain.logits
+        features = full.features
+        answer, uncorrected = logits.to(features.dtype), uncorrected.to(features.dtype)
+        return Step(answer, state.next(new.pack()), signals, frozen, features, uncorrected)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Step, enrols
+from acclimate_adapters.balanced import Balanced
 from acclimate_adapters.errors import ConfigurationError
+from acclimate_adapters.fed_ade import FedAde
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.priors import PriorCorrection
 from acclimate_adapters.state import State
 
 LAYOUTS = 1000  # the layouts of two parts a and b make the layout 1000 a + b
+OWN_PRIOR = Balanced, FedAde  # they change the weights or statistics and answer under a class prior of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +85,18 @@ def chain(parts: Sequence[Adapter]) -> Chain:
     whole = "+".join(names)
     priors = [part.name for part in parts if isinstance(part, PriorCorrection)]
     weights = [name for name in names if name not in priors]
+    correcting = [part.name for part in parts if isinstance(part, (PriorCorrection, *OWN_PRIOR))]
     if "none" in names:
         raise ConfigurationError(f"{whole!r}: 'none' changes nothing; leave it out")
     if len(set(names)) < len(names):
         raise ConfigurationError(f"{whole!r}: an adapter can act once only; leave the repetition out")
-    if len(priors) > 1:
-        raise ConfigurationError(
-            f"{whole!r}: {' and '.join(priors)} would correct the same class prior twice; use one of them"
-        )
     if len(weights) > 1:
         raise ConfigurationError(
             f"{whole!r}: {' and '.join(weights)} each start from the global weights; use one of them"
+        )
+    if len(correcting) > 1:
+        raise ConfigurationError(
+            f"{whole!r}: {' and '.join(correcting)} would correct the same class prior twice; use one of them"
         )
     first, last = parts if len(parts) == 2 else (None, None)
     if first is None or not isinstance(last, PriorCorrection):

@@ -1,10 +1,10 @@
-"""Moments of what BatchNorm layers are given: by class at the source, and how those of a client bend the statistics.
+"""Moments of what BatchNorm layers are given, by class at the source, and how they are measured.
 
 The moments of a row (one image) at a layer are, per channel, the mean a and the mean square b of the layer's input over
 space. They belong to `balanced`, whose equations are numbered in its docstring.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,29 +16,42 @@ from acclimate_adapters.errors import ConfigurationError, MissingSource
 from acclimate_adapters.functional import class_labels, single
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.priors import source_prior
-from acclimate_adapters.probes import Norm
+from acclimate_adapters.probes import STATISTICS, Norm
 
 MEAN = ".running_mean"
 TINY = 1e-12  # keeps variances positive
 RATIOS = 0.05, 20.0  # least and greatest of a client's variance to that of the source
 
 
-def row_moments(x: Tensor) -> Tensor:
-    """Moments (a, b) of each row, [2, B, c], of a layer's input x [B, c, ...]; in single precision at least."""
+def row_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Sums over space of each row of a layer's input x [B, c, ...] and of its squares, and over how many pixels.
+
+    Both [B, c], in single precision at least.
+    """
     x = single(x)
     if x.dim() == 2:
-        return torch.stack([x, x.square()])
+        return x, x.square(), 1
     pixels = x.flatten(2)
     squares = torch.linalg.vector_norm(pixels, dim=-1).square()  # several times faster than squaring, then summing
-    return torch.stack([pixels.sum(-1), squares]) / pixels.shape[-1]
+    return pixels.sum(-1), squares, pixels.shape[-1]
+
+
+def row_moments(x: Tensor) -> Tensor:
+    """Moments (a, b) of each row, [2, B, c], of a layer's input x [B, c, ...]; in single precision at least."""
+    a, b, pixels = row_sums(x)
+    return torch.stack([a, b]) / pixels
 
 
 class Layer(NamedTuple):
-    """What is known of the rows of the source at one BatchNorm layer."""
+    """A BatchNorm layer, and what is known of the rows of the source there; all [c]."""
 
-    overall: Tensor  # M [2, c], mean moments under the prior
-    variance: Tensor  # V [c] = M2 - M1^2, positive
-    row_variance: Tensor  # omega [c], variance of a row's a within its class
+    running_mean: Tensor
+    running_var: Tensor
+    least: Tensor  # of a client's variances
+    greatest: Tensor
+    ratio: Tensor  # running_var / V
+    mean: Tensor  # M1, mean of a under the prior
+    precision: Tensor  # 1 / (c V), so that its product with squares is their mean relative to V = M2 - M1^2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,9 @@ class SourceMoments:
         prior: p_s [K], sum 1.
         widths: channels of each layer; none without BatchNorm.
         by_class: [2, K, C], mu_k and s_k: mean moments of the rows of each class.
-        overall: [2, C], their mean under the prior.
+        overall: M1 and M2 [2, C], their mean under the prior.
+        row_variance: omega [C], variance of a row's a within its class.
+        eta: [L], mean of omega / V over the channels of each layer.
         layers: by name.
     """
 
@@ -57,6 +72,8 @@ class SourceMoments:
     widths: Mapping[str, int]
     by_class: Tensor
     overall: Tensor
+    row_variance: Tensor
+    eta: Tensor
     layers: Mapping[str, Layer]
 
     @classmethod
@@ -67,8 +84,8 @@ class SourceMoments:
             MissingSource: a layer has no moments.
             ConfigurationError: they are of another width than the layer.
         """
-        precision = torch.promote_types(model.dtype, torch.float32)
-        prior = source_prior(model, torch.empty(0, dtype=precision, device=model.device))
+        dtype = torch.promote_types(model.dtype, torch.float32)
+        prior = source_prior(model, torch.empty(0, dtype=dtype, device=model.device))
         widths = layer_widths(model)
         mean, square, row_variance = (
             _side_by_side(model, widths, kind, *rows).to(prior)
@@ -77,9 +94,12 @@ class SourceMoments:
         by_class = torch.stack([mean, square])
         overall = prior @ by_class
         variance = (overall[1] - overall[0].square()).clamp_min(0) + TINY
-        parts = zip(*(by_layer(t, widths).values() for t in (overall, variance, row_variance)), strict=True)
-        layers = {name: Layer(*part) for name, part in zip(widths, parts, strict=True)}
-        return cls(prior, widths, by_class, overall, layers)
+        channels = torch.tensor([*widths.values()], dtype=torch.int64, device=model.device)
+        precision = 1 / (channels.repeat_interleave(channels) * variance)
+        noise = by_layer(row_variance * precision, widths)
+        eta = torch.stack([part.sum() for part in noise.values()]) if noise else prior.new_zeros(0)
+        layers = _layers(model, widths, overall[0], variance, precision)
+        return cls(prior, widths, by_class, overall, row_variance, eta, layers)
 
 
 def layer_widths(model: FrozenModel) -> dict[str, int]:
@@ -90,6 +110,21 @@ def layer_widths(model: FrozenModel) -> dict[str, int]:
 def by_layer(side_by_side: Tensor, widths: Mapping[str, int]) -> dict[str, Tensor]:
     """Views of a tensor [..., C] by layer, [..., c]."""
     return dict(zip(widths, torch.split(side_by_side, list(widths.values()), dim=-1), strict=True))
+
+
+def _layers(
+    model: FrozenModel, widths: Mapping[str, int], mean: Tensor, variance: Tensor, precision: Tensor
+) -> dict[str, Layer]:
+    """The layers from columns [C]: one operation for all of them instead of one for each."""
+    if not widths:
+        return {}
+    running_mean, running_var = (
+        torch.cat([model.tensor(f"{name}.{kind}") for name in widths]).to(mean) for kind in STATISTICS
+    )
+    bounds = (factor * running_var for factor in RATIOS)
+    columns = running_mean, running_var, *bounds, running_var / variance, mean, precision
+    parts = zip(*(by_layer(column, widths).values() for column in columns), strict=True)
+    return dict(zip(widths, map(Layer._make, parts), strict=True))
 
 
 def _side_by_side(model: FrozenModel, widths: Mapping[str, int], kind: str, *rows: int) -> Tensor:
@@ -105,84 +140,6 @@ def _side_by_side(model: FrozenModel, widths: Mapping[str, int], kind: str, *row
             )
         found.append(moment)
     return torch.cat(found[1:] or found, dim=-1)
-
-
-class Bend:
-    """Normalises by running statistics bent towards a client's moments, of which it takes note.
-
-    Deeper layers thus see a batch that the layers before them have adapted.
-
-    Args:
-        source: moments of the source.
-        expected: [2, C], the moments from which those of the client deviate.
-        before: [2, C], those of the client before this batch.
-        weight: of this batch among all rows, in 0..1.
-        strength: m [] of a layer, in 0..1, given its deviation d1 [c].
-
-    Attributes:
-        batch: moments [2, c] of the batch by layer, in the order in which they ran.
-        strengths: m of each of them.
-    """
-
-    def __init__(
-        self,
-        source: SourceMoments,
-        expected: Tensor,
-        before: Tensor,
-        weight: float,
-        strength: Callable[[Layer, Tensor], Tensor],
-    ) -> None:
-        self.batch: dict[str, Tensor] = {}
-        self.strengths: list[Tensor] = []
-        self._source, self._before, self._weight, self._strength = source, before, weight, strength
-        self._deviation = by_layer(before * (1 - weight) - expected, source.widths)  # without the batch
-
-    def __call__(self, norm: Norm, x: Tensor) -> Tensor:
-        """Normalise x [B, c, ...]."""
-        layer, batch = self._source.layers[norm.name], row_moments(x).mean(1)
-        d = torch.add(self._deviation[norm.name], batch, alpha=self._weight)
-        m = self._strength(layer, d[0])
-        self.batch[norm.name] = batch
-        self.strengths.append(m)
-        bent = bend(norm.running_mean, norm.running_var, layer, d, m)
-        return norm.by_statistics(x, *(statistic.to(norm.running_mean) for statistic in bent))
-
-    def moments(self) -> Tensor:
-        """Those of the client [2, C] with the batch; a layer that did not run keeps its own."""
-        before = by_layer(self._before, self._source.widths)
-        batch = [self.batch.get(name, kept) for name, kept in before.items()]
-        return torch.lerp(self._before, torch.cat(batch, dim=-1), self._weight) if batch else self._before
-
-
-def bend(mean: Tensor, variance: Tensor, layer: Layer, d: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance [c] of a layer, bent by the deviation of a client (1) and (2).
-
-    By differences and ratios, because the running statistics differ a little from the moments of the source.
-
-    Args:
-        mean, variance: running statistics [c].
-        layer: the source there.
-        d: d1 and d2 [2, c].
-        m: [], in 0..1.
-    """
-    mean, variance = single(mean), single(variance)
-    first, second = layer.overall + d
-    rho = ((second - first.square() + TINY) / layer.variance).clamp(*RATIOS)
-    return torch.addcmul(mean, m, d[0]), torch.lerp(variance, variance * rho, m)
-
-
-def shrink(layer: Layer, d1: Tensor, rows: float, factor: float) -> Tensor:
-    """James-Stein factor m [] of a layer's deviation, 0 where it is no larger than noise (4).
-
-    Args:
-        layer: the source there.
-        d1: [c], deviation of the mean of a client's rows.
-        rows: how many rows were averaged, > 0.
-        factor: `shrinkage`.
-    """
-    weights = 1 / (layer.variance * len(d1))
-    eta, size = layer.row_variance @ weights, d1.square() @ weights
-    return (1 - factor * eta / (rows * size.clamp_min(TINY))).clamp(0, 1)
 
 
 class MomentSums(NamedTuple):

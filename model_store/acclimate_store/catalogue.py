@@ -82,7 +82,7 @@ class Catalogue:
             ManifestError: the manifest is malformed, or speaks of another bundle than its folder.
         """
         key = self.resolve(name, version)
-        manifest = read_manifest(self._directory(key))
+        manifest = read_manifest(self.directory(key))
         if manifest.key != str(key):
             raise ManifestError(f"the manifest in folder {key} is that of {manifest.key}; restore the folder's name")
         return manifest
@@ -95,7 +95,7 @@ class Catalogue:
             BundleError: the bundle must not be served.
         """
         manifest = self.manifest(name, version)
-        directory = self._directory(BundleKey(manifest.name, manifest.version))
+        directory = self.directory(BundleKey(manifest.name, manifest.version))
         return load_bundle(directory, device, self.allowed_imports)
 
     def verify(self, name: str, version: str | None = None) -> tuple[str, ...]:
@@ -109,9 +109,10 @@ class Catalogue:
             self.manifest(*key)
         except BundleError as error:
             return error.problems
-        return inspect_bundle(self._directory(key), self.allowed_imports)
+        return inspect_bundle(self.directory(key), self.allowed_imports)
 
-    def _directory(self, key: BundleKey) -> Path:
+    def directory(self, key: BundleKey) -> Path:
+        """Where a bundle with a version is, or would be."""
         return self.root / key.name / (key.version or "")
 
 

@@ -1,10 +1,11 @@
-"""`acclimate models list|show|verify`: a look into a model store from the command line."""
+"""`acclimate models list|show|verify|add-moments`: a model store from the command line."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from acclimate_store.add_moments import add_moments
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import BundleError
 
@@ -16,20 +17,23 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     """Add the `models` command.
 
     Each sub-command sets `run` in the parsed arguments: a function from them to the exit code. 0 is success, 1 a
-    bundle with problems, 2 a bundle or store that is not there.
+    bundle with problems, 2 what could not be done: a bundle or store that is not there, data that does not do.
     """
-    models = subparsers.add_parser("models", help="list, show and verify model bundles")
+    models = subparsers.add_parser("models", help="list, show, verify and complete model bundles")
     commands = models.add_subparsers(dest="models_command", required=True)
     for name, action, text in (
         ("list", list_models, "one line for each bundle"),
         ("show", show_model, "print the manifest of a bundle"),
         ("verify", verify_model, "check every file and try the model"),
+        ("add-moments", publish_moments, "measure what 'balanced' needs; publish the bundle anew with it"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--store", type=Path, default=default_store, help="model store (default: %(default)s)")
         if action is not list_models:
             command.add_argument("bundle", help="name, for its newest version, or name/version")
-        if action is verify_model:
+        if action is publish_moments:
+            _add_data(command)
+        if action in (verify_model, publish_moments):
             command.add_argument(
                 "--allow-import", action="append", default=[], metavar="MODULE:CALLABLE", help="architecture to trust"
             )
@@ -70,6 +74,37 @@ def verify_model(arguments: argparse.Namespace) -> int:
     if not problems:
         print(f"{key}: ok")
     return 1 if problems else 0
+
+
+def publish_moments(arguments: argparse.Namespace) -> int:
+    """Measure class moments on labelled source images and publish the bundle with them as a new version."""
+    from tqdm import tqdm  # the other commands start without it
+
+    catalogue = Catalogue(arguments.store, allowed_imports=tuple(arguments.allow_import))
+    try:
+        with tqdm(unit="image", disable=None, leave=False) as bar:
+
+            def advance(done: int, rows: int) -> None:
+                bar.total = rows
+                bar.update(done - bar.n)
+
+            key = add_moments(catalogue, BundleKey.parse(arguments.bundle), arguments.data, arguments.version, advance)
+    except BundleError as error:
+        return _fail(error)
+    print(f"{key}: published with class moments")
+    return 0
+
+
+def _add_data(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="labelled images of the training side, every class among them: an .npz file with images [N, C, H, W], "
+        "uint8 or float32 in 0..1, and integer labels [N]",
+    )
+    command.add_argument("--as", dest="version", metavar="VERSION", help="of the new bundle (default: the next)")
 
 
 def _summary(catalogue: Catalogue, key: BundleKey) -> str:

@@ -8,7 +8,9 @@ AcclimateError
     ├── IntegrityError          a file is missing, changed, or not in the manifest
     ├── ArchitectureError       the network cannot be built, or is not allowed
     ├── TensorError             weights or source tensors do not fit the network
-    └── SampleError             a file is no set of sample streams
+    ├── SampleError             a file is no set of sample streams, or of labelled images
+    ├── MomentsError            class moments cannot be added to a bundle
+    └── GraphError              an ONNX graph cannot be made of a model, or is that of another one
 """
 
 from collections.abc import Iterable
@@ -54,4 +56,12 @@ class TensorError(BundleError, ValueError):
 
 
 class SampleError(BundleError, ValueError):
-    """A file is no set of sample streams."""
+    """A file is no set of sample streams, or of labelled images."""
+
+
+class MomentsError(BundleError, ValueError):
+    """Class moments cannot be added to a bundle: it has no use for them, or the labelled images do not do."""
+
+
+class GraphError(BundleError, ValueError):
+    """An ONNX graph cannot be made of a model, or is that of another one."""

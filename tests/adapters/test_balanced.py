@@ -23,7 +23,7 @@ from acclimate_adapters import (
     guarded_step,
     require,
 )
-from acclimate_adapters.balanced import style_distance
+from acclimate_adapters.balanced_measures import style_distance
 
 Rows = Callable[..., tuple[Tensor, Tensor]]
 Models = Callable[..., FrozenModel]

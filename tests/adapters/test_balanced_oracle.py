@@ -14,7 +14,7 @@ from acclimate_adapters import (
     Step,
     create,
 )
-from acclimate_adapters.balanced import label_shift_evidence, map_em
+from acclimate_adapters.balanced_measures import label_shift_evidence, map_em
 
 Rows = Callable[..., tuple[Tensor, Tensor]]
 Models = Callable[..., FrozenModel]

@@ -112,6 +112,11 @@ def test_state_of_another_chain_or_of_a_part_is_refused(model: FrozenModel, stre
         ("em+atp", r"write 'atp\+em'"),
         ("fedcal+em", "fedcal and em would correct the same class prior twice"),
         ("atp+fedcal+em", "fedcal and em would correct the same class prior twice"),
+        ("balanced+em", "balanced and em would correct the same class prior twice"),
+        ("em+balanced", "em and balanced would correct the same class prior twice"),
+        ("balanced+fedcal", "balanced and fedcal would correct the same class prior twice"),
+        ("fed_ade+bbse", "fed_ade and bbse would correct the same class prior twice"),
+        ("balanced+fed_ade", "balanced and fed_ade each start from the global weights"),
         ("atp+bn_adapt", "atp and bn_adapt each start from the global weights"),
         ("atp+bn_adapt+em", "atp and bn_adapt each start from the global weights"),
         ("none+em", "'none' changes nothing"),
@@ -186,8 +191,10 @@ def test_schema_of_a_chain_holds_the_schemas_of_its_parts() -> None:
             jsonschema.validate(wrong, described)
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(ADAPTERS) if name not in {"none", *PRIORS}])
-def test_every_weight_adapter_can_be_followed_by_a_prior_correction(
+@pytest.mark.parametrize(
+    "name", [name for name in sorted(ADAPTERS) if name not in {"none", "balanced", "fed_ade", *PRIORS}]
+)
+def test_every_weight_adapter_without_a_prior_of_its_own_can_be_followed_by_a_prior_correction(
     model: FrozenModel, streams: Tensor, name: str
 ) -> None:
     adapter = create(f"{name}+em")

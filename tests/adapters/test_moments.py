@@ -1,4 +1,4 @@
-"""Moments of BatchNorm inputs, and how they bend the statistics."""
+"""Moments by class at the source: how they are measured, added up, and what is derived of them."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,17 +14,12 @@ from acclimate_adapters import (
     Source,
     create,
 )
-from acclimate_adapters.balanced import run
 from acclimate_adapters.moments import (
-    Bend,
-    Layer,
     MomentSums,
     SourceMoments,
-    bend,
     moment_sums,
     moments_from_sums,
     row_moments,
-    shrink,
     source_moments,
 )
 
@@ -36,27 +31,6 @@ PRIOR = [0.5, 0.3, 0.2]
 
 def double(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def test_equation_4_james_stein_factor() -> None:
-    layer = Layer(torch.zeros(2, 2), double(1, 4), double(0.5, 1))
-    assert float(shrink(layer, double(0.6, -0.4), 20.0, 2.0)) == pytest.approx(0.8125, abs=1e-12)
-    assert float(shrink(layer, double(0, 0), 20.0, 2.0)) == 0
-    assert float(shrink(layer, double(0.06, -0.04), 20.0, 2.0)) == 0  # noise
-    assert float(shrink(layer, double(1e6, 1e6), 20.0, 2.0)) == pytest.approx(1)
-
-
-def test_equations_1_and_2_bend_the_running_statistics() -> None:
-    layer = Layer(double(0.5, 1.25).reshape(2, 1), double(1.0), double(0.1))
-    mean, variance = bend(double(0.52), double(1.1), layer, double(0.2, 0.6).reshape(2, 1), double(0.75)[0])
-    assert (float(mean), float(variance)) == pytest.approx((0.67, 1.397), abs=1e-9)
-
-
-@pytest.mark.parametrize(("second", "ratio"), [(1e9, 20.0), (-1e9, 0.05)])
-def test_the_ratio_of_variances_is_bounded(second: float, ratio: float) -> None:
-    layer = Layer(double(0, 1).reshape(2, 1), double(1.0), double(0.1))
-    _, variance = bend(double(0.0), double(2.0), layer, double(0, second).reshape(2, 1), double(1)[0])
-    assert float(variance) == pytest.approx(2 * ratio)
 
 
 def test_moments_of_a_row_are_means_over_space() -> None:
@@ -75,13 +49,19 @@ def test_moments_of_half_precision_do_not_overflow() -> None:
     assert row_moments(torch.full((1, 1), 300.0, dtype=torch.float16))[1].item() == pytest.approx(90_000)
 
 
-def test_layers_that_do_not_bend_answer_as_the_frozen_model(double_model: FrozenModel, streams: Tensor) -> None:
-    x, source = streams[0, 0].double(), SourceMoments.of(double_model)
-    frozen = double_model.frozen(x).logits.log_softmax(-1)
-    nothing = torch.zeros_like(source.overall)
-    for expected in (source.overall, double(*range(10)) / 45 @ source.by_class):
-        rule = Bend(source, expected, nothing, 1.0, lambda layer, d1: double(0)[0])
-        torch.testing.assert_close(run(double_model, x, rule).log_p, frozen, rtol=0, atol=1e-12)
+def test_what_is_derived_at_each_layer_against_its_definition(small_model: Models) -> None:
+    model = small_model()
+    source, moments, prior = SourceMoments.of(model), model.source.moments, double(*PRIOR)
+    for (name, layer), eta in zip(source.layers.items(), source.eta, strict=True):
+        first, second = (prior @ moments[f"{name}.{kind}"].double() for kind in ("class_mean", "class_square"))
+        variance = second - first.square() + 1e-12
+        running = model.tensor(f"{name}.running_var")
+        torch.testing.assert_close(layer.mean, first, rtol=1e-12, atol=0)
+        torch.testing.assert_close(layer.precision, 1 / (len(first) * variance), rtol=1e-12, atol=0)
+        torch.testing.assert_close(layer.ratio, running / variance, rtol=1e-12, atol=0)
+        torch.testing.assert_close(eta, (moments[f"{name}.row_var"].double() / variance).mean(), rtol=1e-12, atol=0)
+        assert torch.equal(layer.running_var, running)
+        assert torch.equal(layer.running_mean, model.tensor(f"{name}.running_mean"))
 
 
 def test_source_moments_against_scalar_loops(small_rows: Rows, small_model: Models) -> None:
