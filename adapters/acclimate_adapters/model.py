@@ -165,7 +165,7 @@ class FrozenModel:
         """
         probe, tree = Probe(normalise), self._tree()
         try:
-            logits = probe.run(lambda batch: functional_call(tree, dict(tensors or {}), batch), x)
+            logits = probe.run((lambda batch: functional_call(tree, dict(tensors), batch)) if tensors else tree, x)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:

@@ -15,6 +15,9 @@ from acclimate_adapters import create, guarded_step
 from acclimate_store import Catalogue
 from acclimate_store.samples import load_streams
 
+sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `exactly_once`
+from exactly_once.processes import find_nginx
+
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "model_store" / "bundles"
 Images = NDArray[np.uint8]
@@ -105,3 +108,10 @@ def serial() -> Callable[..., list[NDArray[np.float64]]]:
         return answers
 
     return run
+
+
+@pytest.fixture(scope="session")
+def balanced() -> None:
+    """The test needs nginx, which is no Python package."""
+    if find_nginx() is None:
+        pytest.skip("nginx is not installed")

@@ -1,0 +1,84 @@
+"""Labels under chaos: told by several callers, repeated and at once, to replicas that are killed; each counts once."""
+
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from exactly_once.fleet import Fleet
+
+from acclimate_client import Client, LabelledRow
+from acclimate_client.errors import AcclimateClientError
+
+CLIENTS = 8
+BATCHES = 6
+ROWS = 10
+
+
+def insist(call):
+    """Repeat a request until it is answered; it keeps its idempotency key."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return call()
+        except AcclimateClientError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def serve_and_tell(url, client, batches, dice):
+    """Send batches, and tell the label of every row: in two overlapping parts, repeated, and both at once."""
+    with Client(url, max_retries=0) as sdk, ThreadPoolExecutor(3) as pool:
+        for number, images in enumerate(batches):
+            key = f"{client}-{number}"
+            prediction = insist(lambda: sdk.predict(client, images, idempotency_key=key))  # noqa: B023
+            rows = [LabelledRow(prediction.request_id, row, dice.randrange(10)) for row in range(ROWS)]
+            parts = {f"{key}-a": rows[:7], f"{key}-b": rows[4:]}
+            told = [
+                pool.submit(insist, lambda key=key, part=part: sdk.feedback(client, part, idempotency_key=key))
+                for key, part in [*parts.items(), *parts.items()]
+            ]
+            for each in told:
+                each.result()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("balanced")
+@pytest.mark.parametrize("adapter", ["atp", "fedcal"])
+def test_no_label_is_lost_or_counted_twice_by_replicas_that_are_killed(tmp_path, stream, adapter):
+    over, dice = threading.Event(), random.Random(adapter)
+
+    def kill(fleet):
+        while not over.wait(dice.uniform(0.1, 0.5)):
+            if fleet.serves():
+                dice.choice(fleet.replicas).send(signal.SIGKILL)
+
+    settings = {"adapter": adapter, "guard": "adapt"}
+    with Fleet(tmp_path, [settings, settings], sticky=False) as fleet, ThreadPoolExecutor(CLIENTS + 1) as pool:
+        url = fleet.balancer.url
+        killing = pool.submit(kill, fleet)
+        try:
+            runs = [
+                pool.submit(serve_and_tell, url, f"cam-{n}", stream(n, BATCHES), random.Random(n))
+                for n in range(CLIENTS)
+            ]
+            for run in runs:
+                run.result()
+        finally:
+            over.set()
+        killing.result()
+        with Client(url, max_retries=0) as sdk:
+            for number in range(CLIENTS):
+                client = f"cam-{number}"
+                (images,) = stream(number, 1)
+                prediction = insist(lambda: sdk.predict(client, images))  # noqa: B023
+                last = [LabelledRow(prediction.request_id, 0, 0)]
+                told = insist(lambda: sdk.feedback(client, last))  # noqa: B023
+                assert told.guard.evidence.labelled == BATCHES * ROWS + 1
+            evidence = insist(lambda: sdk.evidence("fashion-cnn"))
+        (row,) = evidence.adapters
+        assert (row.clients, row.evidence.labelled) == (CLIENTS, CLIENTS * (BATCHES * ROWS + 1))
+        assert fleet.ends["by SIGKILL"] >= 2
+        print(f"{CLIENTS * BATCHES * ROWS} labels told four times over; replicas ended: {dict(fleet.ends)}")
