@@ -1,10 +1,11 @@
-"""Stream real images of shifted clients to the service and show what adapting to them gains.
+"""Stream real images of shifted clients to the service and show what adapting to them gains, and how harm is caught.
 
     make demo
 
 Starts the service on a private Redis, sends every sample client's stream in batches of 20 through the SDK over HTTP,
 once per method, and prints the accuracy of each method for each client. One service serves them all: each stream is a
-client of its own per method, configured with that method. Nothing is kept.
+client of its own per method, configured with that method. Then the client that a method harmed most sends its stream
+once more, and a few true labels are told. Nothing is kept.
 """
 
 import argparse
@@ -17,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from guarded import LABELLED, Moment, conclusion, follow, lines
 from tqdm import tqdm
 
 from acclimate_client import Client
@@ -49,6 +51,11 @@ METHODS = (
     Method("bn_adapt", "bn_adapt"),
     Method("atp+fedcal", "atp+fedcal"),
 )
+CATCHING = """
+Without labels nothing tells that {client} loses with {method}. The same again, batch by batch, accuracy in %.
+Of the guarded client, {labelled} images in {batch} are labelled after each answer, drawn at random. A win is a label
+that only the adapted prediction has right, a loss one that only the frozen prediction has right.
+"""
 
 
 def free_port() -> int:
@@ -65,6 +72,7 @@ def running_service(data_dir: str) -> Iterator[str]:
         "ACCLIMATE_PORT": str(port),
         "ACCLIMATE_DATA_DIR": data_dir,
         "ACCLIMATE_MODEL_STORE": str(ROOT / "model_store/bundles"),
+        "ACCLIMATE_GUARD": "adapt",  # labels of one client shall decide for that client alone
     }
     command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
@@ -133,19 +141,46 @@ def table(results: Mapping[str, Sequence[float]], streams: Sequence[ClientStream
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
+def most_harmed(
+    results: Mapping[str, Sequence[float]], methods: Sequence[Method], streams: Sequence[ClientStream]
+) -> tuple[Method, ClientStream]:
+    """The method and the client with the largest loss against no adaptation."""
+    losses = [[results["none"][i] - results[method.title][i] for i in range(len(streams))] for method in methods]
+    method, stream = divmod(int(np.argmax(losses)), len(streams))
+    return methods[method], streams[stream]
+
+
+def catch(url: str, method: Method, stream: ClientStream) -> list[Moment]:
+    """Show the guard at work on one client, batch by batch."""
+    moments: list[Moment] = []
+
+    def live() -> Iterator[Moment]:
+        for moment in follow(client, stream, method.adapter, method.hyperparameters, BATCH):
+            moments.append(moment)
+            yield moment
+
+    print(CATCHING.format(client=stream.client_id, method=method.title, labelled=LABELLED, batch=BATCH))
+    with Client(url) as client:
+        for line in lines(live()):
+            print(line, flush=True)
+    print(f"\n{conclusion(moments)}")
+    return moments
+
+
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the accuracies to this file")
+    parser.add_argument("--json", type=Path, help="also write what was measured to this file")
     options = parser.parse_args()
     streams = load_streams(SAMPLES)
     with tempfile.TemporaryDirectory() as data_dir, running_service(data_dir) as url:
         results = run(url, METHODS, streams)
-    print(f"\nAccuracy in %, {len(streams)} clients, {len(streams[0].images)} images each, batches of {BATCH}:\n")
-    print(table(results, streams))
+        print(f"\nAccuracy in %, {len(streams)} clients, {len(streams[0].images)} images each, batches of {BATCH}:\n")
+        print(table(results, streams))
+        moments = catch(url, *most_harmed(results, METHODS, streams))
     print("\nServe it yourself:  .venv/bin/acclimate serve   then see http://127.0.0.1:8000/docs")
     if options.json:
-        options.json.write_text(json.dumps(results))
+        options.json.write_text(json.dumps({"accuracy": results, "guarded": [asdict(each) for each in moments]}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +19,17 @@ from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
 from acclimate_service.requests import ClientRequest, Reply
 from acclimate_service.sessions import Sessions, Turn
-from acclimate_service.state import Applied, Change, ClientScope, ClientUnknown, Description, Present, StateStore
+from acclimate_service.shadows import Guard
+from acclimate_service.state import (
+    Applied,
+    Change,
+    ClientScope,
+    ClientUnknown,
+    Description,
+    Present,
+    StateError,
+    StateStore,
+)
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
@@ -63,6 +74,7 @@ class Clients:
         sessions: Sessions,
         replies: Replies,
         worker: Worker,
+        guard: Guard | None,
     ) -> None:
         """Take over the collaborators; whoever made them closes them."""
         self._bundle = bundle
@@ -71,6 +83,7 @@ class Clients:
         self._sessions = sessions
         self._replies = replies
         self._worker = worker
+        self._guard = guard
 
     async def describe(self, client: ClientScope) -> Described:
         """All about a client's state but the state itself."""
@@ -98,7 +111,9 @@ class Clients:
                 answer = {**self._configurations.describe(configuration), "changed": False}
                 return Reply(answer, present.seq, status, False)
             try:
-                return self._configured(await turn.session.reset(turn.request, configuration), configuration)
+                applied = await turn.session.reset(turn.request, configuration)
+                await self._begin_anew(request.client, applied)
+                return self._configured(applied, configuration)
             except ClientUnknown as unknown:
                 if unknown.committed:
                     raise
@@ -106,7 +121,9 @@ class Clients:
             async def begin(_: Present[Adapted]) -> Change[Adapted]:
                 return Change(configuration, initial, b"{}")
 
-            return self._configured(await turn.session.replace(turn.request, begin), configuration)
+            applied = await turn.session.replace(turn.request, begin)
+            await self._begin_anew(request.client, applied)
+            return self._configured(applied, configuration)
 
     async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
         """Let a client begin anew from labelled images of its own."""
@@ -115,7 +132,9 @@ class Clients:
             async def change(present: Present[Adapted]) -> Change[Adapted]:
                 return await self._work(turn, lambda: self._enrol(present.config, examples))
 
-            return await self._replies.of(request.client, await turn.session.replace(turn.request, change))
+            applied = await turn.session.replace(turn.request, change)
+            await self._begin_anew(request.client, applied)
+            return await self._replies.of(request.client, applied)
 
     async def export_state(self, request: ClientRequest) -> Exported:
         """The newest state of a client."""
@@ -139,7 +158,9 @@ class Clients:
                 precondition.check(present.seq)
                 return await self._work(turn, lambda: self._import(present.config, data))
 
-            return await self._replies.of(request.client, await turn.session.replace(turn.request, change))
+            applied = await turn.session.replace(turn.request, change)
+            await self._begin_anew(request.client, applied)
+            return await self._replies.of(request.client, applied)
 
     async def reset(self, request: ClientRequest) -> Reply:
         """Take a client back to the global model."""
@@ -147,6 +168,7 @@ class Clients:
             adapter = await self._replies.adapter_of(request.client)  # first: nothing may fail after the reset
             await turn.request.admit()
             done = await turn.session.reset(turn.request)
+            await self._begin_anew(request.client, done)
             return Reply({"adapter": adapter}, done.seq, "reset", True, done.replayed)
 
     async def delete(self, request: ClientRequest) -> None:
@@ -154,6 +176,15 @@ class Clients:
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
             await turn.session.delete()
+
+    async def _begin_anew(self, client: ClientScope, applied: Applied) -> None:
+        """Let the evidence of a client that has another state now begin anew; its next labels would do so too."""
+        if self._guard is None or applied.replayed != "none":
+            return
+        with suppress(StateError):
+            stored = await self._store.describe(client, self._bundle.model.content_hash)
+            if stored is not None:
+                await self._guard.fleet.begin_anew(client, stored.config, applied.life, applied.seq)
 
     async def _work(self, turn: Turn, work: Callable[[], T]) -> T:
         return await self._worker.run(work, turn.request.admit)

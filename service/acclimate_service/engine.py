@@ -114,12 +114,8 @@ class Engine:
         await self._machine.step(state, batch_of(images), always)
 
     async def _fold(self, batch: Batch, turn: Turn) -> Reply:
-        client, name = batch.request.client, batch.request.name
-        asked = Asked(batch.probabilities)
-        if self._guard is not None:
-            fleet = self._guard.fleet
-            asked = Asked(batch.probabilities, name, fleet.against(), fleet.alpha)
-        applied = await turn.session.apply(turn.request, batch_of(batch.images, asked))
+        client = batch.request.client
+        applied = await turn.session.apply(turn.request, batch_of(batch.images, self._asked(batch)))
         reply = await self._replies.of(client, applied)
         self._note(client, reply.answer["adapter"])
         if self._guard is not None and reply.replayed == "none":
@@ -127,6 +123,12 @@ class Engine:
         if "guard" in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.answer["guard"])
         return reply
+
+    def _asked(self, batch: Batch) -> Asked:
+        if self._guard is None:
+            return Asked(batch.probabilities)
+        fleet = self._guard.fleet
+        return Asked(batch.probabilities, batch.request.name, fleet.against(), fleet.alpha)
 
     def _observe(self, client: ClientScope, answering: str, because: str, switched: bool) -> None:
         if answering == "frozen":
@@ -138,12 +140,12 @@ class Engine:
     async def _look(self, batch: Batch, turn: Turn) -> Reply:
         """Answer as if the batch were to be folded in, and keep nothing."""
         try:
-            looked = await turn.session.look(batch_of(batch.images, Asked(batch.probabilities)), turn.request.admit)
+            looked = await turn.session.look(batch_of(batch.images, self._asked(batch)), turn.request.admit)
         except (StateError, AcclimateError, Problem, TimeoutError):
             raise
         except Exception as error:
             raise StepFailed("the adapter failed on this batch") from error
-        return Reply(answers.decode(looked.answer), looked.seq, looked.status, False)
+        return self._replies.of_look(looked)
 
     async def _freeze(self, batch: Batch, turn: Turn, error: StoreUnavailable) -> Reply:
         """Answer by the global model; what Redis will make of the batch, if anything, is said."""

@@ -142,7 +142,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             guard=guard,
             note=rounds.note,
         )
-        clients = Clients(bundle, configurations, store, sessions, replies, worker)
+        clients = Clients(bundle, configurations, store, sessions, replies, worker, guard)
         feedback = Feedback(configurations, sessions, replies, guard, telemetry)
         await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), configurations.default)
         if settings.round_interval_s is not None:

@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,16 +18,28 @@ IN_PROCESS = {
 }
 
 
-def test_the_demo_shows_over_http_what_the_adapters_reach_in_process(tmp_path: Path) -> None:
+class Shown(NamedTuple):
+    """What the demo printed, and what it wrote."""
+
+    text: str
+    accuracy: dict[str, list[float]]
+    guarded: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, str(ROOT / "examples/demo.py"), "--json", str(folder / "shown.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    return Shown(done.stdout, **json.loads((folder / "shown.json").read_text()))
+
+
+def test_the_demo_shows_over_http_what_the_adapters_reach_in_process(shown: Shown) -> None:
     """Every client's accuracy by every method of the demo that is compared, to the image."""
-    output = tmp_path / "accuracy.json"
-    command = [sys.executable, str(ROOT / "examples/demo.py"), "--json", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    shown = json.loads(output.read_text())
     bundle = Catalogue(ROOT / "model_store/bundles").load("fashion-cnn", "1")
     streams = load_streams(ROOT / "model_store/samples/fashion-hybrid/streams.npz")
     for title, adapter in IN_PROCESS.items():
-        for stream, accuracy in zip(streams, shown[title], strict=True):
+        for stream, accuracy in zip(streams, shown.accuracy[title], strict=True):
             state, correct = adapter.init(bundle.model), 0
             for start in range(0, len(stream.images), 20):
                 batch = slice(start, start + 20)
@@ -33,4 +47,37 @@ def test_the_demo_shows_over_http_what_the_adapters_reach_in_process(tmp_path: P
                 state = step.state
                 correct += int((step.logits.argmax(-1).numpy() == stream.labels[batch]).sum())
             assert accuracy == pytest.approx(100 * correct / len(stream.images)), (title, stream.client_id)
-    assert "mean" in done.stdout
+    assert "mean" in shown.text
+
+
+def test_the_demo_catches_the_client_that_adaptation_harms_by_a_few_labels(shown: Shown) -> None:
+    caught = [moment["caught"] for moment in shown.guarded]
+    assert caught == sorted(caught), "caught once, and not let go while adaptation harms"
+    until = [moment for moment in shown.guarded if not moment["caught"]]
+    assert 1 <= len(until) <= len(caught) - 4
+    assert all(moment["guarded"] == moment["adapted"] for moment in until), "the guard does not touch the adapter"
+    assert until[-1]["verdict"] == "harmful"
+    assert until[-1]["labels"] == 4 * len(until)
+    assert " harmful " in shown.text
+
+
+def test_the_guarded_client_of_the_demo_ends_as_well_as_the_frozen_model_and_the_adapted_one_does_not(
+    shown: Shown,
+) -> None:
+    ends = {name: mean(m[name] for m in shown.guarded[-4:]) for name in ("frozen", "adapted", "guarded")}
+    assert ends["guarded"] == ends["frozen"], "it is given the very same answers"
+    assert ends["adapted"] < ends["frozen"] - 20
+    assert f"frozen {mean(m['frozen'] for m in shown.guarded if m['caught']):.1f} %" in shown.text
+
+
+def test_the_stream_of_the_demo_that_is_guarded_is_one_of_its_table(shown: Shown) -> None:
+    """Sent again, it is adapted to as it was before: labels change answers, never the adaptation."""
+    again = {name: mean(m[name] for m in shown.guarded) for name in ("frozen", "adapted")}
+    harm = {
+        (title, client): none - adapted
+        for title, accuracies in shown.accuracy.items()
+        for client, (none, adapted) in enumerate(zip(shown.accuracy["none"], accuracies, strict=True))
+    }
+    title, client = max(harm, key=lambda cell: harm[cell])
+    assert again["adapted"] == pytest.approx(shown.accuracy[title][client])
+    assert again["frozen"] == pytest.approx(shown.accuracy["none"][client])

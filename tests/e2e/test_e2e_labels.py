@@ -13,7 +13,7 @@ from acclimate_client import Client, LabelledRow
 from acclimate_client.errors import AcclimateClientError
 
 CLIENTS = 8
-BATCHES = 6
+BATCHES = 20
 ROWS = 10
 
 

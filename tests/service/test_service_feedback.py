@@ -104,6 +104,8 @@ def test_a_client_that_adaptation_harms_is_caught_and_answered_by_the_global_mod
         assert (guarded.guard.answering, guarded.guard.because) == ("frozen", "own_harmful")
         assert np.allclose(guarded.probabilities, *serial.probabilities("none", batches[3:4]), rtol=0, atol=1e-5)
         assert guarded.adapter == "contrary", "it goes on in the shadow"
+        look = sdk.predict("cam", batches[4], adapt=False)
+        assert (look.state.status, look.guard.answering) == ("guarded", "frozen")
     assert harmed.metric('acclimate_guard_switches_total{because="own_harmful",to="frozen"}') == 1
     assert harmed.metric('acclimate_guarded_answers_total{because="own_harmful"}') == 3, "ten labels were enough"
 
@@ -172,6 +174,7 @@ def test_a_reset_begins_the_evidence_of_the_client_anew_and_the_fleet_keeps_what
     with harmed.sdk() as sdk:
         tell_the_truth(sdk, serial, "cam", stream(1, 2))
         sdk.reset("cam")
+        assert sdk.get("cam").guard.evidence.labelled == 0
         (images,) = stream(2, 1)
         prediction = sdk.predict("cam", images)
         told = sdk.feedback("cam", rows_of(prediction, frozen_classes(serial, images)[:1]))

@@ -57,7 +57,7 @@ class Part(NamedTuple):
         return array[[*self.rows], self.first : self.last]
 
 
-def streams(shift: Shift, methods: Sequence[Method]) -> int:
+def count_clients(shift: Shift, methods: Sequence[Method]) -> int:
     """How many clients `measure` will report to its progress."""
     return len(shift.clients) + sum(len(part_of(m, shift).rows) for m in methods if obstacle(m, shift) is None)
 

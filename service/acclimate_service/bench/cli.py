@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from acclimate_service.bench import guard_cli
-from acclimate_service.bench.accuracy import LeftOut, Result, measure, streams
+from acclimate_service.bench.accuracy import LeftOut, Result, count_clients, measure
 from acclimate_service.bench.methods import Method, choose
 from acclimate_service.bench.options import add_selection, folders, prepare_outputs, progress_bar
 from acclimate_service.bench.report import Protocol, Report, from_json, merge, to_json, to_text
@@ -67,7 +67,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
 
 def _measure_shift(data: Folders, name: str, methods: Sequence[Method], seed: int) -> list[Result | LeftOut]:
     shift = data.load(name)
-    with progress_bar(streams(shift, methods), "client") as advance:
+    with progress_bar(count_clients(shift, methods), "client") as advance:
         return list(measure(shift, methods, seed, advance))
 
 

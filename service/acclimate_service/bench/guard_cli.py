@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from acclimate_service.bench.accuracy import LeftOut
-from acclimate_service.bench.accuracy import streams as count_streams
+from acclimate_service.bench.accuracy import LeftOut, count_clients
 from acclimate_service.bench.guard_report import Guarded, GuardReport, from_json, merge, to_json
 from acclimate_service.bench.guard_text import to_text
 from acclimate_service.bench.methods import Method, choose
@@ -72,7 +71,7 @@ def _measure(arguments: argparse.Namespace) -> GuardReport:
 
 def _streams(data: Folders, name: str, methods: Sequence[Method], seed: int) -> list[Streams | LeftOut]:
     shift = data.load(name)
-    with progress_bar(count_streams(shift, methods), "client") as done:
+    with progress_bar(count_clients(shift, methods), "client") as done:
         return list(recorded_streams(shift, methods, seed, done))
 
 

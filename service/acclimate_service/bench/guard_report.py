@@ -13,12 +13,12 @@ from pydantic import TypeAdapter
 from acclimate_service.bench.accuracy import Hits, LeftOut
 from acclimate_service.bench.errors import BenchError
 from acclimate_service.bench.replay import Run, Streams
-from acclimate_service.bench.report import HARM, Protocol
+from acclimate_service.bench.report import HARM, Protocol, in_order
 
 BELOW_BETTER: Final[Mapping[float, float]] = {0.05: 2.0, 0.1: 1.0}
 """Points that the guard may stay under the better of frozen and adapted, by share of rows labelled."""
 BELOW_FROZEN: Final = 1.0
-"""Points that it may stay under frozen, in every run."""
+"""Points that it may stay under frozen."""
 _NOISE = 1e-9  # of sums of floating point numbers
 
 
@@ -108,8 +108,13 @@ class Guarded:
         return float(self.over_better.mean()) >= -BELOW_BETTER.get(self.share, np.inf) - _NOISE
 
     @property
+    def frozen_met(self) -> bool:
+        """Whether the mean of the runs is at most BELOW_FROZEN under the frozen model."""
+        return float(self.over_frozen.mean()) >= -BELOW_FROZEN - _NOISE
+
+    @property
     def keeps_frozen(self) -> NDArray[np.bool_]:
-        """By run: whether it is never more than BELOW_FROZEN under the frozen model."""
+        """By run: whether it is at most BELOW_FROZEN under the frozen model."""
         return self.over_frozen >= -BELOW_FROZEN - _NOISE
 
 
@@ -134,8 +139,8 @@ class GuardReport:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods, in the order of the results."""
-        return tuple(dict.fromkeys(result.method for result in self.results))
+        """Names of the methods, in the order in which they are listed; unknown ones of an earlier run come last."""
+        return in_order(result.method for result in self.results)
 
     def only(self, keep: Callable[[Guarded], bool]) -> tuple[Guarded, ...]:
         """Some of the results."""

@@ -1,10 +1,10 @@
 """The tables of `acclimate bench guard`, and which of the bars were missed."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from acclimate_service.bench.guard_report import BELOW_BETTER, BELOW_FROZEN, Guarded, GuardReport
-from acclimate_service.bench.report import HARM, rounded, signed, table
+from acclimate_service.bench.report import HARM, left_out, rounded, signed, table
 
 ACCURACY = ("shift", "method", "frozen", "adapted", "guarded", "vs better", "vs frozen", "lowest run", "bars kept")
 VERDICTS = (
@@ -20,13 +20,13 @@ VERDICTS = (
     "clients",
 )
 NOTE = f"""\
-`frozen`, `adapted`, `guarded`: accuracy over the second half of the streams. `vs better`: guarded against the better of \
-frozen and adapted, mean of the runs; `lowest run`: the run that fared worst against frozen. `bars kept`: runs that stay \
-within the allowed distance of the better one / of frozen ({BELOW_FROZEN:.0f} point).
+`frozen`, `adapted`, `guarded`: accuracy over the second half of the streams. `vs better`: guarded against the better of
+frozen and adapted, mean of the runs; `lowest run`: the run that fared worst against frozen. `bars kept`: how many runs
+are as near to the better one as was asked / at most {BELOW_FROZEN:.0f} point under frozen.
 
-`largest loss` and `harmed` (clients that lost more than {HARM:.0f} points against frozen): over whole streams, means of \
-the runs. `verdict after`: median of labelled rows until the first verdict, and how many had one. `false alarms`: runs, \
-and clients' streams, with a verdict that all rows, labelled or not, speak against."""
+`largest loss` and `harmed` (clients that lost more than {HARM:.0f} points against frozen): over whole streams, means of
+the runs. `verdict after`: median of labelled rows until the first verdict, and how many had one. `false alarms`: runs,
+and streams of clients, with a verdict that all rows, labelled or not, speak against."""
 
 
 def to_text(report: GuardReport) -> str:
@@ -36,7 +36,7 @@ def to_text(report: GuardReport) -> str:
     for share in report.shares:
         parts += _section(report, share)
     if report.left_out:
-        parts += ["## Left out", "\n".join(f"- `{o.method}` on {o.shift}: {o.reason}." for o in report.left_out)]
+        parts += ["## Left out", left_out(report.left_out)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,20 +50,28 @@ def _section(report: GuardReport, share: float) -> list[str]:
     ]
 
 
-def _missed(results: Sequence[Guarded]) -> Iterable[str]:
+def _missed(results: Sequence[Guarded]) -> Iterator[str]:
     """Which bars were met, and the misses by name."""
     allowed = BELOW_BETTER.get(results[0].share)
     if allowed is not None:
-        far = [f"`{r.method}` on {r.shift} ({signed(r.over_better.mean(), 1)})" for r in results if not r.better_met]
-        bar = f"At most {allowed:.0f} point{'s' if allowed > 1 else ''} under the better one, in the mean of the runs"
-        yield _bar(bar, len(results), far)
-    under = [
-        f"`{r.method}` on {r.shift} ({(~r.keeps_frozen).sum()} of {len(r.outcomes)} runs, mean "
-        f"{signed(r.over_frozen.mean(), 1)})"
-        for r in results
-        if not r.keeps_frozen.all()
+        far = [_miss(r, r.over_better.mean()) for r in results if not r.better_met]
+        yield _bar(f"At most {_points(allowed)} under the better one, in the mean of the runs", len(results), far)
+    under = [_miss(r, r.over_frozen.mean()) for r in results if not r.frozen_met]
+    yield _bar(f"At most {_points(BELOW_FROZEN)} under frozen, in the mean of the runs", len(results), under)
+    ever = [
+        f"{_miss(r, r.over_frozen.min())} in {(~r.keeps_frozen).sum()}" for r in results if not r.keeps_frozen.all()
     ]
-    yield _bar(f"Never more than {BELOW_FROZEN:.0f} point under frozen, in any run", len(results), under)
+    yield _bar(
+        f"At most {_points(BELOW_FROZEN)} under frozen, in each of {len(results[0].outcomes)} runs", len(results), ever
+    )
+
+
+def _points(number: float) -> str:
+    return f"{number:.0f} point{'' if number == 1 else 's'}"
+
+
+def _miss(result: Guarded, points: float) -> str:
+    return f"`{result.method}` on {result.shift} ({signed(points, 1)})"
 
 
 def _bar(what: str, of: int, missed: Sequence[str]) -> str:
@@ -92,8 +100,8 @@ def _accuracies(r: Guarded) -> list[str]:
 def _verdicts(r: Guarded) -> list[str]:
     runs, firsts = r.outcomes, [first for outcome in r.outcomes for first in outcome.client_first]
     return [
-        f"{r.adapted_loss:.1f}",
-        f"{statistics.fmean(each.loss for each in runs):.1f}",
+        f"{rounded(r.adapted_loss, 1):.1f}",
+        f"{rounded(statistics.fmean(each.loss for each in runs), 1):.1f}",
         str(r.adapted_harmed),
         f"{statistics.fmean(each.harmed for each in runs):.1f}",
         _after([each.fleet_first for each in runs]),
@@ -106,4 +114,4 @@ def _verdicts(r: Guarded) -> list[str]:
 def _after(firsts: Sequence[int | None]) -> str:
     """Median of those there are, and how many that is."""
     reached = [first for first in firsts if first is not None]
-    return f"{statistics.median(reached):.0f} ({100 * len(reached) / len(firsts):.0f} %)" if reached else "-"
+    return f"{statistics.median(reached):.0f} ({100 * len(reached) / len(firsts):.3g} %)" if reached else "-"

@@ -59,8 +59,8 @@ def draw_gains(report: Report, prefix: Path) -> tuple[Path, Path]:
     with mpl.rc_context(STYLE):
         figure = _gains(report)
         return (
-            _save(figure, prefix.with_name(f"{prefix.name}.png")),
-            _save(figure, prefix.with_name(f"{prefix.name}.svg")),
+            save(figure, prefix.with_name(f"{prefix.name}.png")),
+            save(figure, prefix.with_name(f"{prefix.name}.svg")),
         )
 
 
@@ -75,7 +75,7 @@ def draw_adapters(report: Report, folder: Path) -> tuple[Path, ...]:
     scale = _scale(report)
     with mpl.rc_context(STYLE):
         return tuple(
-            _save(_accuracies(series, report.shifts, scale), folder / f"{name}.svg")
+            save(_accuracies(series, report.shifts, scale), folder / f"{name}.svg")
             for name, series in _by_adapter(report).items()
         )
 
@@ -97,7 +97,7 @@ def _gains(report: Report) -> Figure:
         ax.set_ylim(len(methods) - 0.4, -0.6)
         ax.set_yticks(range(len(methods)), methods)
         ax.tick_params(labelbottom=True)
-        _clean(ax)
+        clean(ax)
         ax.axvline(0, color=INK, linewidth=0.8)
         for row, method in enumerate(methods):
             _bar(ax, row, report.find(method, shift))
@@ -145,7 +145,7 @@ def _note(report: Report) -> str:
     sizes = {f"{len(result.clients)} clients x {result.images} images" for result in report.results}
     largest = max(report.results, key=lambda result: len(result.clients) * result.images)
     note = f"{len(largest.clients)} clients x {largest.images} images per shift, batches of {report.protocol.batch}"
-    return f"{note}; some methods fewer, see the table" if len(sizes) > 1 else note
+    return f"{note}; some fewer, see the table" if len(sizes) > 1 else note
 
 
 def _by_adapter(report: Report) -> dict[str, list[Series]]:
@@ -178,7 +178,7 @@ def _accuracies(series: Sequence[Series], shifts: Sequence[str], scale: tuple[fl
     ax.set_ylim(len(shown) - 0.45, -0.55)
     ax.set_xlim(scale)
     ax.set_xlabel(_size(series), fontsize=8)
-    _clean(ax)
+    clean(ax)
     handles, labels = ax.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     columns = len(once) if len(once) <= 4 else 3
@@ -217,14 +217,16 @@ def _size(series: Sequence[Series]) -> str:
     return f"accuracy in %\n{words}{given}"
 
 
-def _clean(ax: Axes) -> None:
+def clean(ax: Axes) -> None:
+    """Leave a grid of values and nothing else."""
     ax.grid(axis="x", color=PALE, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.tick_params(length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure, the same bytes for the same figure; raises BenchError where there is no place for it."""
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     try:
         figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)

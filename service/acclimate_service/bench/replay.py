@@ -6,7 +6,7 @@ store is not: the fleet's evidence is summed in memory and always up to date, wh
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,12 @@ class Streams:
     @property
     def frozen_right(self) -> Hits:
         """Where the frozen model is right, [C, N]."""
-        return self.frozen == self.labels
+        return np.equal(self.frozen, self.labels)
 
     @property
     def adapted_right(self) -> Hits:
         """Where the adapted model is right, [C, N]."""
-        return self.adapted == self.labels
+        return np.equal(self.adapted, self.labels)
 
 
 @dataclass(frozen=True, slots=True)

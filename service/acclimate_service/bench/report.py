@@ -68,9 +68,7 @@ class Report:
     @property
     def methods(self) -> tuple[str, ...]:
         """Names of the methods, in the order in which they are listed; unknown ones of an earlier run come last."""
-        listed = [method.name for method in METHODS]
-        found = dict.fromkeys(result.method for result in self.results)
-        return tuple(sorted(found, key=lambda name: listed.index(name) if name in listed else len(listed)))
+        return in_order(result.method for result in self.results)
 
     def find(self, method: str, shift: str) -> Result | None:
         """The result of a method on a shift, if there is one."""
@@ -79,6 +77,13 @@ class Report:
     def only(self, keep: Callable[[Result], bool]) -> "Report":
         """The report with some of the results."""
         return replace(self, results=tuple(filter(keep, self.results)))
+
+
+def in_order(methods: Iterable[str]) -> tuple[str, ...]:
+    """Different methods, in the order in which they are listed; unknown ones come last."""
+    listed = [method.name for method in METHODS]
+    found = dict.fromkeys(methods)
+    return tuple(sorted(found, key=lambda name: listed.index(name) if name in listed else len(listed)))
 
 
 def figures(result: Result) -> Figures:
@@ -98,7 +103,7 @@ def figures(result: Result) -> Figures:
 
 
 def to_text(report: Report) -> str:
-    """Tables in Markdown: the gains of all shifts and harm of all shifts side by side, then one table for each shift."""
+    """Tables in Markdown: gain and harm on all shifts side by side, then one table for each shift."""
     whole, enrolled = report.only(lambda result: not result.enrolled), report.only(lambda result: result.enrolled > 0)
     parts = [f"Top-1 accuracy in %, differences in points; {report.protocol}."]
     if whole.results:
@@ -114,7 +119,7 @@ def to_text(report: Report) -> str:
             *(_details(enrolled, shift) for shift in enrolled.shifts),
         ]
     if report.left_out:
-        parts += ["## Left out", "\n".join(f"- `{o.method}` on {o.shift}: {o.reason}." for o in report.left_out)]
+        parts += ["## Left out", left_out(report.left_out)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -185,6 +190,17 @@ def _row(result: Result) -> list[str]:
         f"{f.loss:.1f}",
         str(f.harmed),
     ]
+
+
+def left_out(entries: Iterable[LeftOut]) -> str:
+    """A list of what was left out, with what shares a reason together."""
+    shifts: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        shifts.setdefault((entry.method, entry.reason), []).append(entry.shift)
+    methods: dict[tuple[str, str], list[str]] = {}
+    for (method, reason), found in shifts.items():
+        methods.setdefault((", ".join(found), reason), []).append(f"`{method}`")
+    return "\n".join(f"- {', '.join(found)} on {where}: {reason}." for (where, reason), found in methods.items())
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -15,6 +15,7 @@ from acclimate_service.state.tasks import Tasks
 
 REFRESH_S: Final = 2.0
 """Age of what was heard above which a batch has it refreshed; the batch does not wait for that."""
+_ANEW: Final = "anew"
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +78,10 @@ class Fleet:
             await self.pooled()
         except StateError as error:
             _log.warning("the fleet was not told of a client's labels: %s", error)
+
+    async def begin_anew(self, client: ClientScope, configuration: str, life: str, seq: int) -> None:
+        """Forget what one client's labels said of a state that it has no more; the fleet keeps it."""
+        await self.tell(client, configuration, life, seq, _ANEW, Counts())
 
     async def aclose(self) -> None:
         """End what runs in the background."""
