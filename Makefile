@@ -31,7 +31,9 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/serve.py
+	$(BIN)/python benchmarks/state.py
 	$(BIN)/acclimate bench accuracy
+	$(BIN)/acclimate bench guard --seeds 5
 
 clean:
 	rm -rf $(VENV) .data

@@ -2,7 +2,7 @@
 
     python tools/make_bench_data.py FOLDER [--output benchmarks/data/fashion] [--anchors FILE]
 
-FOLDER has the layout that `acclimate_service.bench.data` describes, with all clients. The reduced set keeps the
+FOLDER has the layout that `acclimate_service.bench.fashion` describes, with all clients. The reduced set keeps the
 networks, the source quantities and, of the target clients, every fifth; recorded accuracies stay those of all clients,
 so that any selection of them can be compared. FILE holds labelled source images of the hybrid shift, `images`
 [M, N, 28, 28] and `labels` [M, N] of M source clients.
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from make_fashion_bundle import CLIENTS, LICENCE  # the same clients as in the sample streams, for the same reason
 
-from acclimate_service.bench.data import ACCURACY, ANCHORS, BALANCED, SHIFTS
+from acclimate_service.bench.data import ACCURACY
+from acclimate_service.bench.fashion import ANCHORS, BALANCED, FASHION
 
 ROOT = Path(__file__).resolve().parents[1]
 UNCHANGED = ("model.safetensors", "rates.json", "aux.npz", "balanced_source.npz")
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "data" / "fashion")
     parser.add_argument("--anchors", type=Path, default=ROOT / "tests" / "golden" / "A" / "expected" / "atp_train.npz")
     arguments = parser.parse_args()
-    for shift in SHIFTS:
+    for shift in FASHION:
         reduce_shift(arguments.folder / shift, arguments.output / shift)
     write_anchors(arguments.anchors, arguments.output / "hybrid" / ANCHORS)
     (arguments.output / ACCURACY).write_text(json.dumps(reduced_record(arguments.folder), indent=1) + "\n")
@@ -90,7 +91,7 @@ def reduced_record(folder: Path) -> dict[str, Any]:
     full = json.loads((folder / ACCURACY).read_bytes())
     balanced = json.loads((folder / BALANCED).read_bytes())["shifts"]
     shifts = {}
-    for name in SHIFTS:
+    for name in FASHION:
         methods = {**full["shifts"][name]["methods"], "balanced": balanced[name]}
         kept = {method: {key: rounded(entry[key]) for key in KEPT if key in entry} for method, entry in methods.items()}
         shifts[name] = {"hparams": full["shifts"][name]["hparams"], "methods": kept}

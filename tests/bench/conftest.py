@@ -13,11 +13,15 @@ import torch
 
 from acclimate_service.bench.accuracy import Result
 from acclimate_service.bench.cli import add_parser
-from acclimate_service.bench.data import Shift, load_shift
+from acclimate_service.bench.data import Shift
+from acclimate_service.bench.guard_report import Guarded, GuardReport
+from acclimate_service.bench.replay import Streams, replay
 from acclimate_service.bench.report import Protocol, Report
+from acclimate_service.bench.shifts import Folders
 
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "benchmarks" / "data" / "fashion"
+DIGITS = ROOT / "benchmarks" / "data" / "digits"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,9 +35,14 @@ def carried() -> Path:
 
 
 @pytest.fixture(scope="session")
+def digits() -> Path:
+    return DIGITS
+
+
+@pytest.fixture(scope="session")
 def shift() -> Callable[[str], Shift]:
     """A shift of the carried benchmark by name, read once."""
-    return cache(lambda name: load_shift(CARRIED, name))
+    return cache(Folders(CARRIED, DIGITS).load)
 
 
 @pytest.fixture(scope="session")
@@ -108,3 +117,32 @@ def report(result: Callable[..., Result]) -> Report:
         )
     ]
     return Report(Protocol(seed=3, threads=1), tuple(results))
+
+
+@pytest.fixture
+def streams() -> Callable[..., Streams]:
+    """Random predictions of 10 classes: `streams(0, clients=4, rows=100, frozen=0.8, adapted=0.6)`."""
+
+    def draw(seed: int, clients: int, rows: int, frozen: float, adapted: float, method: str = "em") -> Streams:
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(10, size=(clients, rows))
+
+        def right(chance: float) -> np.ndarray:
+            other = (labels + rng.integers(1, 10, labels.shape)) % 10
+            return np.where(rng.random(labels.shape) < chance, labels, other)
+
+        return Streams("label", method, labels, right(frozen), right(adapted))
+
+    return draw
+
+
+@pytest.fixture
+def guard_report(streams: Callable[..., Streams]) -> GuardReport:
+    """A method that helps and one that harms, with two shares of labels, three runs each."""
+    found = [streams(1, 4, 100, 0.6, 0.8, "atp_online"), streams(2, 4, 100, 0.8, 0.5, "em")]
+    results = [
+        Guarded.of(each, share, [replay(each, share, seed) for seed in range(3)])
+        for share in (0.05, 0.3)
+        for each in found
+    ]
+    return GuardReport(Protocol(seed=3, threads=1), 3, tuple(results))

@@ -23,6 +23,10 @@ def test_gains_are_drawn_as_png_and_svg(report: Report, tmp_path: Path) -> None:
     assert {"label", "hybrid", "bbse_soft", "bbse_hard", "bn_adapt+em", "+7.5", "-17.5"} <= words(svg)
 
 
+def test_clients_that_were_harmed_are_counted_beside_the_gains(report: Report, tmp_path: Path) -> None:
+    assert {"1/2", "2/2", "clients that lost more than 2 points"} <= words(draw_gains(report, tmp_path / "gains")[1])
+
+
 def test_neither_the_baseline_nor_methods_with_labels_are_among_the_gains(report: Report, tmp_path: Path) -> None:
     assert not {"none", "fedthe"} & words(draw_gains(report, tmp_path / "gains")[1])
 

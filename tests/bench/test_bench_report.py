@@ -47,6 +47,13 @@ def test_ties_are_rounded_away_from_zero_and_no_zero_is_negative(result: Callabl
     assert "| em     | +0.63 |  -0.63 |   +0.00 |" in text
 
 
+def test_harm_of_all_shifts_stands_side_by_side_and_a_dash_where_nothing_was_measured(report: Report) -> None:
+    partly = report.only(lambda r: (r.method, r.shift) != ("bbse_hard", "hybrid"))
+    harm = to_text(partly).split("## Harm")[1].split("###")[0]
+    row = next(line for line in harm.splitlines() if line.startswith("| bbse_hard"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["bbse_hard", "-25.0 / 2", "-"]
+
+
 def test_the_columns_of_a_table_line_up(report: Report) -> None:
     lines = to_text(report).split("### label\n\n")[1].split("\n\n")[0].splitlines()
     assert len(lines) == 6
@@ -63,6 +70,12 @@ def test_methods_that_were_given_labels_stand_apart(report: Report) -> None:
 def test_what_was_left_out_is_said_with_the_reason(report: Report) -> None:
     text = to_text(replace(report, left_out=(LeftOut("memo", "label", "it is too slow"),)))
     assert "- `memo` on label: it is too slow." in text
+
+
+def test_what_was_left_out_for_the_same_reason_stands_together(report: Report) -> None:
+    entries = [LeftOut(method, shift, "no rates") for shift in ("a", "b") for method in ("atp", "dynfed")]
+    text = to_text(replace(report, left_out=(*entries, LeftOut("memo", "a", "no rates"))))
+    assert text.endswith("## Left out\n\n- `atp`, `dynfed` on a, b: no rates.\n- `memo` on a: no rates.\n")
 
 
 def test_json_comes_back_as_it_was_written(report: Report, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""`acclimate bench accuracy`: every method on clients with a known shift, against recorded accuracies."""
+"""`acclimate bench`: every method on clients with a known shift, against recorded accuracies and with the guard."""
