@@ -274,6 +274,7 @@ def test_a_cuda_device_answers_as_the_cpu(
     assert bool(adapter.step(cuda_model, here, streams[0, 3]).logits.isfinite().all())  # a client that changed replica
 
 
+@pytest.mark.slow
 @each_example
 def test_neither_state_nor_hooks_nor_memory_grow_over_500_steps(
     example: Example, model: FrozenModel, streams: Tensor

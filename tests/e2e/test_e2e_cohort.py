@@ -64,6 +64,7 @@ def wait_until(condition):
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the new version", "after it"])
 def test_a_killed_round_leaves_a_complete_version_and_the_next_replica_makes_one_new_one(
     serve, stream, store, tmp_path, moment

@@ -1,0 +1,194 @@
+"""The bed of the benchmarks of state: services of their own processes, what is seen of them from outside, a report."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import httpx
+import numpy as np
+import redis
+from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
+
+from acclimate_client import Client
+from acclimate_service.embedded import running_at
+
+PATIENCE_S: Final = 30.0
+SETTLING_S: Final = 0.2
+"""Until Redis has all that a reply does not wait for."""
+TAKEN: Final = {"name": "acclimate_state_snapshots_total", "result": "taken"}
+WARM: Final = 2
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a Redis has received, and bytes that its append-only file has grown to."""
+
+    received: int
+    file: int
+
+    def __sub__(self, earlier: "Traffic") -> "Traffic":
+        return Traffic(self.received - earlier.received, self.file - earlier.file)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A running service. `url` is where it answers, `pid` its process, and `store` the URL of its Redis."""
+
+    url: str
+    pid: int
+    store: str
+    client: Client
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a metric that bear these labels."""
+        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    @property
+    def resident_mb(self) -> float:
+        """Memory of the service's process, without its Redis (MB)."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    @property
+    def traffic(self) -> Traffic:
+        """What its Redis has received and written."""
+        with redis.Redis.from_url(self.store) as store:
+            facts = store.info("all")
+        return Traffic(facts["total_net_input_bytes"], facts["aof_current_size"])
+
+
+@contextmanager
+def replica(data_dir: Path, **settings: object) -> Iterator[Replica]:
+    """A service of its own process, on a private Redis in `data_dir` unless `redis_url` is among the settings."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    given = {"port": port, "data_dir": data_dir, **settings}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
+    environment = inherited | {f"ACCLIMATE_{name.upper()}": str(value) for name, value in given.items()}
+    command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            await_that(lambda: client.ready() or process.poll() is not None, "the service is ready")
+            if process.poll() is not None:
+                raise SystemExit(f"the service ended with status {process.poll()}; its messages are above")
+            store = str(settings.get("redis_url") or running_at(data_dir))
+            yield Replica(f"http://127.0.0.1:{port}", process.pid, store, client)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def await_that(condition: Callable[[], bool], what: str) -> None:
+    """Look again and again until something has come true.
+
+    Raises:
+        SystemExit: it did not within half a minute.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {PATIENCE_S:g} s in vain until {what}")
+        time.sleep(0.05)
+
+
+def over_http(served: Replica, client: str, images: NDArray[np.uint8], **options: Any) -> Callable[[], object]:
+    """A batch of this client, sent once more at each call."""
+    return lambda: served.client.predict(client, images, layout="NCHW", **options)
+
+
+def stream(served: Replica, client: str, images: NDArray[np.uint8], batches: int) -> list[float]:
+    """Seconds that each of so many batches takes, one after the other."""
+    send, seconds = over_http(served, client, images), []
+    for _ in range(batches):
+        began = time.perf_counter()
+        send()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+@dataclass
+class Report:
+    """Tables that are printed as they grow, and kept for a JSON file."""
+
+    tables: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    _columns: tuple[str, ...] = ()
+
+    def table(self, title: str, *columns: str) -> None:
+        """Begin a table."""
+        self._columns = columns
+        self.tables[title] = []
+        print(f"\n{title}\n{'':<46}" + "".join(f"{column:>18}" for column in columns))
+
+    def row(self, name: str, *cells: object) -> None:
+        """Add a row to the latest table; numbers are printed with two decimals."""
+        rows = list(self.tables.values())[-1]
+        rows.append({"name": name, **dict(zip(self._columns, cells, strict=True))})
+        print(f"{name:<46}" + "".join(f"{_printed(cell):>18}" for cell in cells), flush=True)
+
+    def write(self, path: Path) -> None:
+        """Write all tables as JSON: title -> rows."""
+        path.write_text(json.dumps(self.tables, indent=1) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Count:
+    """Batches of one client whose bytes are counted.
+
+    Args:
+        name: of the row; the client bears it too, as far as ids may.
+        served: where they go.
+        images: the batch.
+        state: bytes of the client's state.
+        batches: how many.
+        target: largest ratio of the bytes received to the smaller of batch and state; None: there is none.
+    """
+
+    COLUMNS: ClassVar = ("batch", "state", "received", "to file", "ratio", "snapshots", "target")
+
+    name: str
+    served: Replica
+    images: NDArray[np.uint8]
+    state: int
+    batches: int
+    target: float | None = None
+
+    @property
+    def client(self) -> str:
+        """Id of the client."""
+        return "bytes-" + "".join(letter for letter in self.name if letter.isalnum())
+
+
+def count(report: Report, counted: Count) -> None:
+    """Print what Redis receives and writes for one batch of a warm client."""
+    served, batches = counted.served, counted.batches
+    stream(served, counted.client, counted.images, WARM)
+    time.sleep(SETTLING_S)
+    snapshots, before = served.metric(**TAKEN), served.traffic
+    stream(served, counted.client, counted.images, batches)
+    time.sleep(SETTLING_S)
+    grown, taken = served.traffic - before, served.metric(**TAKEN) - snapshots
+    received, batch = grown.received / batches, counted.images.nbytes
+    ratio = received / min(batch, counted.state)
+    sizes = (batch, counted.state, int(received), grown.file // batches)
+    report.row(counted.name, *sizes, ratio, int(taken), verdict(ratio, counted.target))
+
+
+def verdict(value: float, limit: float | None) -> str:
+    """Whether a figure keeps to its limit, if it has one."""
+    return "" if limit is None else f"<= {limit:g} {'met' if value <= limit else 'MISSED'}"
+
+
+def _printed(cell: object) -> str:
+    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
