@@ -42,6 +42,8 @@ async def test_every_other_thread_is_held_to_one_so_that_openmp_need_not_sleep()
     try:
         assert torch.get_num_threads() == 1
         assert await worker.run(torch.get_num_threads, always) == 2
+        assert await asyncio.to_thread(torch.get_num_threads) == 1, "a thread that began later took more"
+        assert await worker.run(torch.get_num_threads, always) == 2
     finally:
         worker.close()
         torch.set_num_threads(before)
