@@ -29,9 +29,10 @@ check: setup
 	PATH="$(BIN):$$PATH" $(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python benchmarks/step.py
-	$(BIN)/python benchmarks/serve.py
-	$(BIN)/python benchmarks/state.py
+	$(BIN)/acclimate bench speed
+	$(BIN)/acclimate bench serve
+	$(BIN)/acclimate bench state
+	$(BIN)/acclimate bench scale
 	$(BIN)/acclimate bench accuracy
 	$(BIN)/acclimate bench guard --seeds 5
 

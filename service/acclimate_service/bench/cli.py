@@ -1,4 +1,4 @@
-"""`acclimate bench`: measure every method, without labels and with the guard."""
+"""`acclimate bench`: measure every method, without labels and with the guard, and what adapting costs."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import torch
 
 from acclimate_service.bench import guard_cli
 from acclimate_service.bench.accuracy import LeftOut, Result, count_clients, measure
+from acclimate_service.bench.cost import cli as cost_cli
 from acclimate_service.bench.methods import Method, choose
 from acclimate_service.bench.options import add_selection, folders, prepare_outputs, progress_bar
 from acclimate_service.bench.report import Protocol, Report, from_json, merge, to_json, to_text
@@ -29,6 +30,7 @@ def add_parser(subparsers: "Subparsers") -> None:
     _add_outputs(accuracy)
     accuracy.set_defaults(run=run_accuracy)
     guard_cli.add_parser(commands)
+    cost_cli.add_parsers(commands)
 
 
 def run_accuracy(arguments: argparse.Namespace) -> int:

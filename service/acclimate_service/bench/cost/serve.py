@@ -1,6 +1,6 @@
 """What HTTP, decoding and the durable write of the state add to a step.
 
-    python benchmarks/serve.py [--repeats 200]
+    acclimate bench serve [--repeats 200] [--json FILE]
 
 The bundled model answers the same batches of 20 raw uint8 images in this process and, in turn, in a service on a
 private Redis, through the SDK. The difference of the medians is the price of serving.
@@ -18,17 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from measure import Timing, in_turn
 
 from acclimate_adapters import create
 from acclimate_client import Client
+from acclimate_service.bench.cost.measure import in_turn
+from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.memory import keep_freed_memory
 from acclimate_store import Catalogue, load_streams
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[4]
 BUNDLES = ROOT / "model_store/bundles"
 SAMPLES = ROOT / "model_store/samples/fashion-hybrid/streams.npz"
-TARGET_MS = 5.0
+TARGET_MS = 3.0
 BLOCK = 20
 
 
@@ -74,22 +75,19 @@ def over_http(client: Client) -> Callable[[], object]:
     return lambda: client.predict("benchmark", images, layout="NCHW")
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> int:
     """Print the differences."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=200)
-    repeats = parser.parse_args().repeats
     keep_freed_memory()  # as the service does
-    print(f"fashion-cnn, 20 x 1 x 28 x 28 raw uint8, CPU, {torch.get_num_threads()} threads, {repeats} repeats in turn")
-    print(Timing.header())
+    report, repeats = Report(), options.repeats
+    where = f"CPU, {torch.get_num_threads()} threads"
+    columns = ("p50", "p95", "minus in process", "target")
+    report.table(f"fashion-cnn, 20 x 1 x 28 x 28 raw uint8, {where}, {repeats} repeats in turn (ms)", *columns)
     for adapter in ("none", "atp"):
         with running_service(adapter) as client:
             alone, served = in_turn(repeats, in_process(adapter), over_http(client), block=BLOCK)
         extra = served.median - alone.median
-        print(alone.row(f"{adapter} in process"))
-        print(served.row(f"{adapter} over HTTP, durable"))
-        print(f"{adapter} serving adds {extra:.2f} ms  <= {TARGET_MS} {'met' if extra <= TARGET_MS else 'MISSED'}")
-
-
-if __name__ == "__main__":
-    main()
+        report.row(f"{adapter} in process", alone.median, alone.spread[1], "", "")
+        cells = (served.median, served.spread[1], extra, verdict(extra, TARGET_MS))
+        report.row(f"{adapter} over HTTP, durable", *cells)
+    report.finish(options.json)
+    return 0

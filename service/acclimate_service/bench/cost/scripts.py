@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from bed import Report
-from measure import Timing
-
+from acclimate_service.bench.cost.measure import Timing
+from acclimate_service.bench.cost.report import Report
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.state import (
     Appended,

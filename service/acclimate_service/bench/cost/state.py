@@ -1,6 +1,6 @@
-"""What it costs that every answered batch is durable: time, bytes, takeovers, memory.
+"""What it costs that every answered batch is durable: time, bytes, takeovers.
 
-    python benchmarks/state.py [--quick] [--json FILE]
+    acclimate bench state [--quick] [--json FILE]
 
 Services run in processes of their own, each on a real Redis, and are asked over HTTP by the SDK. What is compared is
 measured in turn in one run; absolute times depend on the machine and its disk. Some figures stand beside those of the
@@ -10,9 +10,7 @@ prototype that the state protocol was designed with, on 2 shared cores.
 import argparse
 import asyncio
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +19,22 @@ from typing import Final
 import numpy as np
 import torch
 import uvloop
-from bed import TAKEN, Count, Replica, Report, count, over_http, replica, verdict
-from measure import in_turn
 from numpy.typing import NDArray
-from scripts import Fsync, measure_scripts
-from serve import BLOCK, BUNDLES, SAMPLES, TARGET_MS, in_process
-from takeover import measure_takeovers
 
 from acclimate_adapters import create
+from acclimate_service.bench.cost.bed import Count, Replica, count, over_http, replica
+from acclimate_service.bench.cost.measure import in_turn
+from acclimate_service.bench.cost.report import Report, verdict
+from acclimate_service.bench.cost.scripts import Fsync, measure_scripts
+from acclimate_service.bench.cost.serve import BLOCK, BUNDLES, SAMPLES, TARGET_MS, in_process
+from acclimate_service.bench.cost.takeover import measure_takeovers
 from acclimate_service.memory import keep_freed_memory
-from acclimate_service.state import ClientScope, Limits, StateStore, Wire, connect
 from acclimate_store import Catalogue, load_streams
 
 ADAPTERS: Final = ("none", "fedcal", "atp")
 COUNTED: Final = 16
 """Batches whose bytes are counted: fewer than make a snapshot due."""
 BYTES_RATIO: Final = 1.2
-CACHE_BYTES: Final = 64 * 2**20
-CALLERS: Final = 2
-KEPT: Final = 500
-"""Clients that stay in Redis, so that it does not grow to gigabytes; more than the cache holds of large states."""
-GROWTH: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,11 +44,10 @@ class Extent:
     requests: int
     scripts: int
     takeovers: int
-    clients: int
 
 
-THOROUGH: Final = Extent(requests=200, scripts=100, takeovers=5, clients=10_000)
-QUICK: Final = Extent(requests=40, scripts=20, takeovers=2, clients=2_000)
+THOROUGH: Final = Extent(requests=200, scripts=100, takeovers=5)
+QUICK: Final = Extent(requests=40, scripts=20, takeovers=2)
 
 
 def fashion(images: int = 20) -> NDArray[np.uint8]:
@@ -128,45 +120,8 @@ def time_requests(report: Report, appendfsync: Fsync, journal: Replica, whole: R
         report.row(f"{name}, {how}", timing.median, timing.spread[1], added, verdict(added, TARGET_MS))
 
 
-def measure_memory(report: Report, adapter: str, clients: int) -> None:
-    """The memory of a service that is asked by many clients, once by each."""
-    images, tenth = fashion(2), clients // 10
-    settings = {"model_store": BUNDLES, "adapter": adapter, "cache_bytes": CACHE_BYTES, "threads": 1}
-    columns = ("resident MB", "sessions", "evicted", "snapshots", "seconds")
-    report.table(f"Memory: {adapter}, clients with one batch of 2, cache of 64 MiB", *columns)
-    levels, began = list[float](), time.monotonic()
-    with ExitStack() as stack:
-        data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        served = stack.enter_context(replica(data_dir, **settings))
-        callers = stack.enter_context(ThreadPoolExecutor(CALLERS))
-        for done in range(tenth, clients + 1, tenth):
-            batches = [over_http(served, f"once-{i}", images) for i in range(done - tenth, done)]
-            list(callers.map(lambda send: send(), batches))
-            levels.append(served.resident_mb)
-            sessions, snapshots = served.metric("acclimate_state_sessions"), served.metric(**TAKEN)
-            counts = (int(sessions), done - int(sessions), int(snapshots))
-            report.row(f"{done} clients", levels[-1], *counts, time.monotonic() - began)
-            if snapshots:
-                forgotten = range(max(0, done - tenth - KEPT), done - KEPT)
-                uvloop.run(forget(served, [f"once-{i}" for i in forgotten]))
-    growth = max(abs(level / levels[1] - 1) for level in levels[1:])
-    print(f"after the first fifth it changes by {100 * growth:.1f} %, {verdict(growth, GROWTH)}")
-
-
-async def forget(served: Replica, clients: list[str]) -> None:
-    """Delete clients as another replica would, so that the service has nothing to do with it."""
-    store = StateStore(Wire(await connect(served.store)), Limits())
-    for client in clients:
-        await store.delete(ClientScope(client))
-    await store.aclose()
-
-
-def main() -> None:
+def run(options: argparse.Namespace) -> int:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the work, to see that everything runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables to a file, too")
-    options = parser.parse_args()
     extent, report = QUICK if options.quick else THOROUGH, Report()
     keep_freed_memory()  # as the service does
     print(f"CPU, {torch.get_num_threads()} threads", flush=True)
@@ -175,11 +130,5 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(measure_scripts(report, appendfsync, extent.scripts))
     measure_takeovers(report, extent.takeovers, BYTES_RATIO)
-    for adapter in ("fedcal", "atp"):
-        measure_memory(report, adapter, extent.clients)
-    if options.json:
-        report.write(options.json)
-
-
-if __name__ == "__main__":
-    main()
+    report.finish(options.json)
+    return 0

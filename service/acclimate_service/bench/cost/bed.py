@@ -1,6 +1,5 @@
-"""The bed of the benchmarks of state: services of their own processes, what is seen of them from outside, a report."""
+"""The bed of the benchmarks of state: services of their own processes, and what is seen of them from outside."""
 
-import json
 import os
 import socket
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from acclimate_client import Client
+from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.embedded import running_at
 
 PATIENCE_S: Final = 30.0
@@ -118,30 +118,6 @@ def stream(served: Replica, client: str, images: NDArray[np.uint8], batches: int
     return seconds
 
 
-@dataclass
-class Report:
-    """Tables that are printed as they grow, and kept for a JSON file."""
-
-    tables: dict[str, list[dict[str, object]]] = field(default_factory=dict)
-    _columns: tuple[str, ...] = ()
-
-    def table(self, title: str, *columns: str) -> None:
-        """Begin a table."""
-        self._columns = columns
-        self.tables[title] = []
-        print(f"\n{title}\n{'':<46}" + "".join(f"{column:>18}" for column in columns))
-
-    def row(self, name: str, *cells: object) -> None:
-        """Add a row to the latest table; numbers are printed with two decimals."""
-        rows = list(self.tables.values())[-1]
-        rows.append({"name": name, **dict(zip(self._columns, cells, strict=True))})
-        print(f"{name:<46}" + "".join(f"{_printed(cell):>18}" for cell in cells), flush=True)
-
-    def write(self, path: Path) -> None:
-        """Write all tables as JSON: title -> rows."""
-        path.write_text(json.dumps(self.tables, indent=1) + "\n", encoding="utf-8")
-
-
 @dataclass(frozen=True)
 class Count:
     """Batches of one client whose bytes are counted.
@@ -183,12 +159,3 @@ def count(report: Report, counted: Count) -> None:
     ratio = received / min(batch, counted.state)
     sizes = (batch, counted.state, int(received), grown.file // batches)
     report.row(counted.name, *sizes, ratio, int(taken), verdict(ratio, counted.target))
-
-
-def verdict(value: float, limit: float | None) -> str:
-    """Whether a figure keeps to its limit, if it has one."""
-    return "" if limit is None else f"<= {limit:g} {'met' if value <= limit else 'MISSED'}"
-
-
-def _printed(cell: object) -> str:
-    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)

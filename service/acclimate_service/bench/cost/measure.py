@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from acclimate_service.bench.cost.report import verdict
+
+COLUMNS = ("p50", "p5", "p95", "ratio", "target")
 WARM_UP = 5
 
 
@@ -25,18 +28,12 @@ class Timing:
         ordered = sorted(self.seconds)
         return 1000 * ordered[len(ordered) // 20], 1000 * ordered[-1 - len(ordered) // 20]
 
-    @staticmethod
-    def header() -> str:
-        """The heading of the rows."""
-        return f"{'':<32}{'p50 ms':>9}{'p5 ms':>9}{'p95 ms':>9}{'ratio':>8}  target"
-
-    def row(self, name: str, floor: "Timing | None" = None, target: float | None = None) -> str:
-        """One line, with the ratio to a floor and whether it meets its target."""
-        line = f"{name:<32}{self.median:>9.2f}{self.spread[0]:>9.2f}{self.spread[1]:>9.2f}"
-        if floor is None or target is None:
-            return line
+    def cells(self, floor: "Timing | None" = None, target: float | None = None) -> tuple[object, ...]:
+        """A row under `COLUMNS`, with the ratio to a floor and whether it meets its target."""
+        if floor is None:
+            return self.median, *self.spread, "", ""
         ratio = self.median / floor.median
-        return f"{line}{ratio:>8.2f}  <= {target} {'met' if ratio <= target else 'MISSED'}"
+        return self.median, *self.spread, ratio, verdict(ratio, target)
 
 
 def in_turn(repeats: int, *works: Callable[[], object], block: int = 1) -> tuple[Timing, ...]:

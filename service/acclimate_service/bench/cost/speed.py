@@ -1,6 +1,6 @@
 """What one adapter step costs over the bare torch work it cannot avoid.
 
-    python benchmarks/step.py [--repeats 40] [--device cuda]
+    acclimate bench speed [--repeats 40] [--device cuda] [--json FILE]
 
 Floor and step are measured in one process, in turn, on the same batch; the ratio of their medians is what counts, since
 absolute times depend on the machine.
@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 import torch
 import torchvision
-from measure import Timing, in_turn
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, Source, create
 from acclimate_adapters.functional import entropy
+from acclimate_service.bench.cost.measure import COLUMNS, in_turn
+from acclimate_service.bench.cost.report import Report
+from acclimate_service.memory import keep_freed_memory
 
 CLASSES = 10
 TARGET = 1.5
@@ -24,7 +26,8 @@ TARGET = 1.5
 def resnet18() -> nn.Module:
     """A ResNet-18 of random weights; its speed is that of a trained one."""
     torch.manual_seed(0)
-    return torchvision.models.resnet18(num_classes=CLASSES).eval()
+    net: nn.Module = torchvision.models.resnet18(num_classes=CLASSES).eval()
+    return net
 
 
 def freeze(net: nn.Module) -> FrozenModel:
@@ -41,7 +44,7 @@ def floor(net: nn.Module, x: Tensor) -> Callable[[], object]:
 
     def work() -> Tensor:
         net.zero_grad()
-        entropy(net(x)).mean().backward()
+        torch.autograd.backward(entropy(net(x)).mean())
         with torch.no_grad():
             logits: Tensor = net(x)
         return logits
@@ -73,22 +76,17 @@ def finished(work: Callable[[], object], device: torch.device) -> Callable[[], o
     return wait
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> int:
     """Print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
+    keep_freed_memory()  # as the service does
     net = resnet18().to(options.device)
     x = torch.rand(20, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(options.device)
     works = (finished(work, x.device) for work in (floor(net, x), online_step(freeze(net), x)))
     bare, step = in_turn(options.repeats, *works)
     where = f"{x.device.type}, {torch.get_num_threads()} threads"
-    print(f"ResNet-18, 20 x 3 x 32 x 32, {where}, {options.repeats} repeats in turn")
-    print(Timing.header())
-    print(bare.row("forward + backward + forward"))
-    print(step.row("atp online step", bare, TARGET))
-
-
-if __name__ == "__main__":
-    main()
+    report = Report()
+    report.table(f"ResNet-18, 20 x 3 x 32 x 32, {where}, {options.repeats} repeats in turn (ms)", *COLUMNS)
+    report.row("forward + backward + forward", *bare.cells())
+    report.row("atp online step", *step.cells(bare, TARGET))
+    report.finish(options.json)
+    return 0
