@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from acclimate_service.bench.accuracy import Hits, LeftOut
-from acclimate_service.bench.errors import BenchError
 from acclimate_service.bench.replay import Run, Streams
-from acclimate_service.bench.report import HARM, Protocol, in_order
+from acclimate_service.bench.report import HARM, Protocol, in_order, read_as, require_one_protocol
 
 BELOW_BETTER: Final[Mapping[float, float]] = {0.05: 2.0, 0.1: 1.0}
 """Points that the guard may stay under the better of frozen and adapted, by share of rows labelled."""
@@ -164,26 +163,13 @@ def to_json(report: GuardReport) -> str:
 
 
 def from_json(path: Path) -> GuardReport:
-    """Read what `to_json` wrote.
-
-    Raises:
-        BenchError: the file cannot be read or holds something else.
-    """
-    try:
-        return TypeAdapter(GuardReport).validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{path} is not what --json of this command writes: {error}") from error
+    """Read what `to_json` wrote; raises BenchError as `read_as`."""
+    return read_as(GuardReport, path)
 
 
 def merge(reports: Sequence[GuardReport]) -> GuardReport:
-    """Several reports as one, such as one for each shift.
-
-    Raises:
-        BenchError: their protocols differ, so their results cannot stand side by side.
-    """
-    protocols = dict.fromkeys(f"{report.protocol}; {report.runs} runs" for report in reports)
-    if len(protocols) > 1:
-        raise BenchError(f"these runs cannot be compared, their protocols differ: {'; and '.join(protocols)}")
+    """Several reports as one, such as one for each shift; raises BenchError as `require_one_protocol`."""
+    require_one_protocol(f"{report.protocol}; {report.runs} runs" for report in reports)
     results = tuple(result for report in reports for result in report.results)
     left_out = tuple(entry for report in reports for entry in report.left_out)
     return GuardReport(reports[0].protocol, reports[0].runs, results, left_out)

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -14,6 +15,7 @@ from acclimate_service.bench.accuracy import BATCH, LeftOut, Result
 from acclimate_service.bench.errors import BenchError
 from acclimate_service.bench.methods import METHODS
 
+R = TypeVar("R")
 HARM = 2.0  # points; a client that loses more counts as harmed
 HARM_NOTE = f"Change of the client that fared worst, in points / clients that lost more than {HARM:.0f} points."
 HEADING = ("method", "clients x images", "mean", "vs none", "vs reference", "worst client", "largest loss", "harmed")
@@ -141,28 +143,38 @@ def to_json(report: Report) -> str:
 
 
 def from_json(path: Path) -> Report:
-    """Read what `to_json` wrote.
+    """Read what `to_json` wrote; raises BenchError as `read_as`."""
+    return read_as(Report, path)
+
+
+def merge(reports: Sequence[Report]) -> Report:
+    """Several runs as one, such as one for each shift; raises BenchError as `require_one_protocol`."""
+    require_one_protocol(str(report.protocol) for report in reports)
+    results = tuple(result for report in reports for result in report.results)
+    return Report(reports[0].protocol, results, tuple(entry for report in reports for entry in report.left_out))
+
+
+def read_as(kind: type[R], path: Path) -> R:
+    """A report of this kind that was written as JSON.
 
     Raises:
         BenchError: the file cannot be read or holds something else.
     """
     try:
-        return TypeAdapter(Report).validate_json(path.read_bytes())
+        return TypeAdapter(kind).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BenchError(f"{path} is not what --json of this command writes: {error}") from error
 
 
-def merge(reports: Sequence[Report]) -> Report:
-    """Several runs as one, such as one for each shift.
+def require_one_protocol(protocols: Iterable[str]) -> None:
+    """Refuse to let results stand side by side that cannot.
 
     Raises:
-        BenchError: their protocols differ, so their accuracies cannot stand side by side.
+        BenchError: the protocols differ.
     """
-    protocols = dict.fromkeys(str(report.protocol) for report in reports)
-    if len(protocols) > 1:
-        raise BenchError(f"these runs cannot be compared, their protocols differ: {'; and '.join(protocols)}")
-    results = tuple(result for report in reports for result in report.results)
-    return Report(reports[0].protocol, results, tuple(entry for report in reports for entry in report.left_out))
+    found = tuple(dict.fromkeys(protocols))
+    if len(found) > 1:
+        raise BenchError(f"these runs cannot be compared, their protocols differ: {'; and '.join(found)}")
 
 
 def _overview(report: Report, cell: Callable[[Figures], str]) -> str:
