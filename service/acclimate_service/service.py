@@ -16,6 +16,7 @@ from acclimate_service.adapter_machine import Adapted, AdapterMachine
 from acclimate_service.clients import Clients
 from acclimate_service.cohort import Rounds
 from acclimate_service.configuration import Configurations, canonical
+from acclimate_service.cores import available_cores
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.engine import Engine
 from acclimate_service.feedback import Feedback
@@ -110,7 +111,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
     limits = _limits(settings)
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
-        worker = Worker(settings.threads)
+        worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
         stack.callback(worker.close)
         bundle = await worker.run(lambda: _load(settings), always)
         configurations = _configurations(settings, bundle.model)

@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     """Torch device: `cpu`, `cuda` or `cuda:<n>`."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of one torch operation; torch decides by default."""
+    """Threads of one torch operation; by default the cores that the container may use, if torch would take more."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
