@@ -3,7 +3,7 @@ from statistics import mean, median
 import numpy as np
 import pytest
 
-from acclimate_service.guard.evidence import Counts
+from acclimate_service.guard.evidence import Counts, verdict
 from acclimate_service.guard.policy import Decision, Policy, decide
 
 NONE = Counts()
@@ -61,6 +61,23 @@ def test_a_follower_adapts_until_frozen_answers_are_ahead_in_the_fleet(own: Coun
         assert decide(own, fleet, "follow-fleet") == Decision("adapted", "fleet_not_behind")
     assert decide(own, UNDECIDED, "follow-fleet") == Decision("frozen", "fleet_behind")
     assert decide(own, HARMFUL, "follow-fleet") == Decision("frozen", "fleet_harmful")
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "answer"),
+    [(1, 0, "adapted"), (0, 1, "frozen"), (5, 5, "frozen"), (12, 10, "frozen"), (13, 10, "adapted")],
+)
+def test_an_undecided_fleet_adapts_while_it_leads_by_half_a_standard_deviation(
+    wins: int, losses: int, answer: str
+) -> None:
+    fleet = Counts(wins, losses, wins + losses, losses, wins)
+    assert decide(NONE, fleet, "follow-fleet").answer == answer
+
+
+@pytest.mark.parametrize("losses", [0, 1, 10, 100, 1000])
+def test_a_trusted_fleet_is_always_adapted(losses: int) -> None:
+    wins = next(n for n in range(losses, 10**5) if verdict(Counts(n, losses, n + losses, losses, n)) == "trusted")
+    assert decide(NONE, Counts(wins, losses, wins + losses, losses, wins), "follow-fleet").answer == "adapted"
 
 
 def test_a_client_counts_for_its_fleet_too() -> None:
