@@ -1,7 +1,7 @@
 """Chains: an adapter that changes the weights, followed by one that corrects the class prior of its answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -9,6 +9,7 @@ from acclimate_adapters.adapter import Adapter, Step, enrols
 from acclimate_adapters.balanced import Balanced
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.fed_ade import FedAde
+from acclimate_adapters.learning import Labelled, learns
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.priors import PriorCorrection
 from acclimate_adapters.state import State
@@ -58,10 +59,24 @@ class Chain:
         """Whether the weights are enrolled."""
         return enrols(self.weights)
 
+    @property
+    def learns(self) -> bool:
+        """Whether true labels count for either part."""
+        return learns(self.weights) or learns(self.prior)
+
     def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
         """The state of a client that has sent nothing yet; an enrolment goes to the weights."""
         parts = self.weights.init(model, **enrolment), self.prior.init(model)
         return State(self.name, self.layout, model.content_hash, tensors=_join(parts))
+
+    def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
+        """The state with labelled rows taken in by those parts that learn from them, as `Learning.learn`."""
+        state.require(self.name, self.layout, model.content_hash)
+        parts = [
+            part.learn(model, _part(state, part), rows) if learns(part) else _part(state, part)
+            for part in (self.weights, self.prior)
+        ]
+        return replace(state, tensors=_join(parts))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

@@ -1,21 +1,23 @@
 """FedTHE: a test-time ensemble of the global and a personal head (Jiang and Lin, ICLR 2023)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, one_hot
 
 from acclimate_adapters.adapter import Signal, Step
-from acclimate_adapters.errors import InputError, MissingSource
+from acclimate_adapters.fedthe_enrolment import enrol, enrolled, global_descriptor, train_head
+from acclimate_adapters.fedthe_examples import Examples
 from acclimate_adapters.functional import class_labels, entropy, single
 from acclimate_adapters.hyperparameters import check, choice, integer, real
+from acclimate_adapters.learning import Labelled
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
-HEAD_EPOCHS, HEAD_BATCH, HEAD_LR, HEAD_WEIGHT_DECAY = 100, 32, 0.01, 5e-4  # the paper's 100 rounds of one epoch each
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class FedThe:
         itself. The authors' program does neither; `history="official"` repeats its use of the history.
         The global head keeps its bias; the personal head has none, as in the authors' program.
         The personal head starts from 0, where the paper is silent: a convex problem needs no random start.
+        The paper enrols once. With `examples`, labelled images that `learn` is told later enrol the client further: the
+        head is trained anew, from 0, on the last `examples` of all, whose features stay in the state.
 
     Args:
         alpha: 0..1, share of a new feature in the history.
@@ -47,6 +51,7 @@ class FedThe:
         history: "paper" forms h' from the samples before n. "official" is the authors' program on batches: sample n
             is folded in before h' is formed, and the first sample of each later batch is never folded in.
         seed: order of the examples while a personal head is trained.
+        examples: labelled images that are remembered, by their features; 0 learns nothing after the enrolment.
 
     Reference: Jiang, Lin: "Test-Time Robust Personalization for Federated Learning", ICLR 2023.
     """
@@ -62,10 +67,16 @@ class FedThe:
     lr: float = real(0.1, low=0.0, high=10.0, doc="step size of the optimisation of the head weight")
     history: str = choice("paper", "official", doc="paper uses earlier samples only; official is the authors' program")
     seed: int = integer(0, low=0, high=2**31 - 1, doc="order of the examples while a personal head is trained")
+    examples: int = integer(0, low=0, high=10_000, doc="labelled images that are remembered; 0 learns no further ones")
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters out of range."""
         check(self)
+
+    @property
+    def learns(self) -> bool:
+        """Whether labelled images that come later enrol the client further."""
+        return self.examples > 0
 
     def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
         """The state of a client that has sent nothing yet; not enrolled without `enrolment`.
@@ -79,19 +90,43 @@ class FedThe:
             MissingSource: the model carries no descriptor.
             InputError: the enrolment cannot be used.
         """
-        return State(self.name, self.layout, model.content_hash, tensors=enrol(model, self.seed, enrolment))
+        state = State(self.name, self.layout, model.content_hash)
+        if self.learns and enrolment.keys() == {"x", "labels"}:
+            global_descriptor(model)
+            return self.learn(model, state, Labelled(**enrolment))
+        return replace(state, tensors=enrol(model, self.seed, enrolment))
+
+    def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
+        """The state with more examples, as `Learning.learn`; labels without their images change nothing.
+
+        A personal head that was trained elsewhere gives way to that of the examples.
+        """
+        state.require(self.name, self.layout, model.content_hash)
+        if rows.x is None:
+            return state
+        features = single(model.features(rows.x))
+        labels = class_labels(rows.labels, len(features), model.classes).to(features.device)
+        known = Examples.unpack(state.tensors, self.examples, model.feature_size, features).with_more(features, labels)
+        examples = known.features.rows()
+        targets = one_hot(known.labels.rows(), model.classes).to(features.dtype)
+        new = {"personal_head": train_head(examples, targets, self.seed), "descriptor": examples.mean(0)}
+        return replace(state, tensors={**enrolled(**new), **state.tensors, **new, **known.pack()})
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return self.on_frozen(model, state, model.frozen(model.batch(x)))
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
         state.require(self.name, self.layout, model.content_hash)
-        frozen = model.frozen(model.batch(x))
         if not state.tensors:
             return answer_unenrolled(frozen, state)
         settings = Settings(self.alpha, self.beta, self.steps, self.lr)
         mixture, new = mix_heads(model, state, frozen, settings, causal=self.history == "paper")
         mixed = mix(mixture.weight, single(frozen.logits), mixture.personal)
         logits = require_finite(mixed.to(frozen.logits.dtype))
-        return Step(logits, state.next(new), mixture_signals(logits, mixture), frozen.logits, frozen.features)
+        after = state.next({**state.tensors, **new})
+        return Step(logits, after, mixture_signals(logits, mixture), frozen.logits, frozen.features)
 
 
 class Settings(NamedTuple):
@@ -110,61 +145,6 @@ class Mixture(NamedTuple):
     weight: Tensor  # [B], e: weight of the global head
     similarity: Tensor  # [B], s: cosine similarity of the heads' probabilities
     alignment: Tensor  # [B], L_FA at e
-
-
-def enrol(model: FrozenModel, seed: int, enrolment: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an enrolled client's state, none without enrolment; arguments and errors as `FedThe.init`."""
-    global_descriptor(model)  # a missing one is an error now, not at the first batch
-    match sorted(enrolment):
-        case []:
-            return {}
-        case ["labels", "x"]:
-            head, descriptor = personalise(model, enrolment["x"], enrolment["labels"], seed)
-        case ["descriptor", "personal_head"]:
-            head = _fitting(model, "personal_head", enrolment["personal_head"], (model.classes, model.feature_size))
-            descriptor = _fitting(model, "descriptor", enrolment["descriptor"], (model.feature_size,))
-        case given:
-            raise InputError(f"enrol with x and labels or with personal_head and descriptor, not with {given}")
-    return {
-        "personal_head": head,  # [K, d]
-        "descriptor": descriptor,  # [d], h^l
-        "history": torch.zeros_like(descriptor),  # [d], h^history once there is a sample
-        "samples": torch.zeros((), dtype=torch.int64),
-    }
-
-
-def personalise(model: FrozenModel, x: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Personal head [K, d] and local descriptor h^l [d] of labelled examples (Algorithm 1, section 4.2).
-
-    Args:
-        model: gives the features; the extractor stays frozen.
-        x: [N, C, H, W], normalised.
-        labels: [N], int64 in 0..K-1.
-        seed: order of the examples.
-    """
-    features = single(model.features(x))
-    labels = class_labels(labels, len(features), model.classes)
-    targets = one_hot(labels.to(features.device), model.classes).to(features.dtype)
-    return train_head(features, targets, seed), features.mean(0)
-
-
-def train_head(features: Tensor, targets: Tensor, seed: int) -> Tensor:
-    """Weight [K, d] of a linear head without bias: SGD on the mean cross-entropy, from 0.
-
-    Args:
-        features: [N, d].
-        targets: [N, K], one-hot.
-        seed: order of the examples.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weight = features.new_zeros(targets.shape[1], features.shape[1])
-    for _ in range(HEAD_EPOCHS):
-        order = torch.randperm(len(features), generator=generator).to(features.device)
-        for rows in torch.split(order, HEAD_BATCH):
-            residual = torch.softmax(features[rows] @ weight.T, -1) - targets[rows]
-            gradient = residual.T @ features[rows] / len(rows)
-            weight = weight - HEAD_LR * (gradient + HEAD_WEIGHT_DECAY * weight)
-    return weight
 
 
 def mix_heads(
@@ -191,17 +171,6 @@ def mix_heads(
     return Mixture(personal, weight, similarity, alignment), new
 
 
-def global_descriptor(model: FrozenModel) -> Tensor:
-    """h^g [d] of the source.
-
-    Raises:
-        MissingSource: the model carries none.
-    """
-    if model.source.descriptor is None:
-        raise MissingSource("the ensemble of two heads needs descriptor, which the model does not carry")
-    return model.source.descriptor
-
-
 def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool = True) -> tuple[Tensor, Tensor]:
     """Exponential moving average of the features, sample by sample (Algorithm 2, line 8).
 
@@ -214,10 +183,12 @@ def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool 
     Returns:
         [B, d], the history that each sample uses, and [d], the one after the batch.
     """
-    folded = [start]
-    for feature in features if causal else features[1:]:
-        folded.append(torch.lerp(folded[-1], feature, alpha))
-    return torch.stack(folded[:-1] if causal else folded), folded[-1]
+    rows = torch.arange(len(features) + 1 if causal else len(features), device=features.device)
+    decay = (1 - alpha) ** rows.to(features.dtype)  # of the start, after each fold
+    ages = rows.unsqueeze(-1) - rows[1:]
+    weights = alpha * decay[ages.clamp_min(0)].tril(-1)  # of each feature after each fold
+    folded = torch.addmm(torch.outer(decay, start), weights, features if causal else features[1:])
+    return folded[:-1] if causal else folded, folded[-1].clone()
 
 
 def head_weight(
@@ -226,8 +197,9 @@ def head_weight(
     """e [B]: weight of the global head that minimises L_SLW (Eq. 5), each sample for itself.
 
     The two scalars start equal and their gradients are opposite, so Adam keeps them at 1 + v and 1 - v: the number v
-    stands for both, and e = sigmoid(2v). The gradient is written out, with p = softmax of the mixed logits:
-    dL_EM/de = -sum_i p_i (log p_i + L_EM) (z^g_i - z^l_i).
+    stands for both, and e = sigmoid(2v). The gradient is written out, with p = softmax of the mixed logits z and
+    d = z^g - z^l: dL_EM/de = -(mean of z d - mean of z times mean of d), means over p. All samples take their steps
+    together; so few numbers cost their calls alone, so they are taken in NumPy, in double precision on the CPU.
 
     Args:
         global_logits, personal_logits: [B, K].
@@ -235,20 +207,24 @@ def head_weight(
         gap: [B], |h' - h^g| - |h' - h^l| = dL_FA/de.
         steps, lr: of Adam.
     """
-    v = first = second = torch.zeros_like(similarity)
-    difference = global_logits - personal_logits
+    z_g, z_l, s, gap_ = (t.cpu().double().numpy() for t in (global_logits, personal_logits, similarity, gap))
+    d = z_g - z_l
+    aligning = (1 - s) * gap_
+    v = first = second = np.zeros_like(s)
     for t in range(1, steps + 1):
-        e = torch.sigmoid(2 * v)
-        log_p = torch.log_softmax(mix(e, global_logits, personal_logits), -1)
-        p = log_p.exp()
-        surprise = log_p - (p * log_p).sum(-1, keepdim=True)  # log p_i + L_EM
-        slope = -similarity * (p * surprise * difference).sum(-1) + (1 - similarity) * gap  # dL_SLW/de
+        e = 1 / (1 + np.exp(-2 * v))
+        z = z_l + e[:, None] * d
+        z -= z.max(axis=1, keepdims=True)
+        p = np.exp(z)
+        p /= p.sum(axis=1, keepdims=True)
+        z -= (p * z).sum(axis=1, keepdims=True)
+        slope = aligning - s * np.einsum("bk,bk,bk->b", p, z, d)  # dL_SLW/de
         gradient = slope * e * (1 - e)  # of the first scalar: de/dv is twice that, for v moves both
-        first = torch.lerp(first, gradient, 1 - ADAM_BETAS[0])
-        second = torch.lerp(second, gradient.square(), 1 - ADAM_BETAS[1])
-        scale = (second / (1 - ADAM_BETAS[1] ** t)).sqrt() + ADAM_EPS
-        v = v - lr * (first / (1 - ADAM_BETAS[0] ** t)) / scale
-    return torch.sigmoid(2 * v)
+        first = ADAM_BETAS[0] * first + (1 - ADAM_BETAS[0]) * gradient
+        second = ADAM_BETAS[1] * second + (1 - ADAM_BETAS[1]) * gradient * gradient
+        scale = np.sqrt(second / (1 - ADAM_BETAS[1] ** t)) + ADAM_EPS
+        v = v - lr / (1 - ADAM_BETAS[0] ** t) * first / scale
+    return torch.from_numpy(1 / (1 + np.exp(-2 * v))).to(similarity)
 
 
 def mix(weight: Tensor, global_logits: Tensor, personal_logits: Tensor) -> Tensor:
@@ -272,10 +248,3 @@ def mixture_signals(logits: Tensor, mixture: Mixture) -> dict[str, Signal]:
         "similarity": tuple(mixture.similarity.tolist()),
         "enrolled": 1.0,
     }
-
-
-def _fitting(model: FrozenModel, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A copy of an enrolled tensor in the model's precision, single at least."""
-    if tensor.shape != shape or not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"{name} must be finite and of shape {[*shape]}; its shape is {[*tensor.shape]}")
-    return single(tensor.to(model.device, model.dtype, copy=True))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step
-from acclimate_adapters.fedthe import Settings, answer_unenrolled, enrol, mix_heads, mixture_signals
+from acclimate_adapters.fedthe import Settings, answer_unenrolled, mix_heads, mixture_signals
+from acclimate_adapters.fedthe_enrolment import enrol
 from acclimate_adapters.functional import keyed_generator, single
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.memo import marginal_entropy

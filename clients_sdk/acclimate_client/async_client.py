@@ -104,6 +104,28 @@ class AsyncClient(AsyncTransport):
         limit = self._settings.timeout if timeout is None else timeout
         return await self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
 
+    async def feedback_images(
+        self,
+        client_id: str,
+        images: Images,
+        labels: Labels,
+        *,
+        idempotency_key: str | None = None,
+        layout: Layout | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as in predict
+    ) -> FeedbackResult:
+        """Tells the true classes of images that come along; see `Client.feedback_images`."""
+        call = await asyncio.to_thread(
+            _calls.feedback_images,
+            client_id,
+            images,
+            labels,
+            idempotency_key=idempotency_key,
+            layout=layout,
+            timeout=self._settings.timeout if timeout is None else timeout,
+        )
+        return await self._run(call)
+
     async def export_state(self, client_id: str) -> bytes:
         """Fetches the state of a client; see `Client.export_state`."""
         return await self._run(_calls.export_state(client_id))

@@ -184,6 +184,42 @@ class Client(Transport):
         limit = self._settings.timeout if timeout is None else timeout
         return self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
 
+    def feedback_images(
+        self,
+        client_id: str,
+        images: Images,
+        labels: Labels,
+        *,
+        idempotency_key: str | None = None,
+        layout: Layout | None = None,
+        timeout: float | None = None,
+    ) -> FeedbackResult:
+        """Tells the true classes of images that come along, for rows that are not remembered or were never predicted.
+
+        Both predictions are made now, from the client's present state, which the images do not change; an adapter that
+        learns from labels learns these. An image told twice, or told as a row too, counts twice.
+
+        Args:
+            client_id, images, labels, idempotency_key, layout, timeout: As in `enroll`. Neither whether nor when an
+                image is told may depend on which prediction is right.
+
+        Raises:
+            TypeError, ValueError, OSError: As in `enroll`. Nothing was sent.
+            ClientUnknownError, GuardOffError: As in `feedback`.
+            InvalidLabelsError: A label is no class of the model.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(
+            _calls.feedback_images(
+                client_id,
+                images,
+                labels,
+                idempotency_key=idempotency_key,
+                layout=layout,
+                timeout=self._settings.timeout if timeout is None else timeout,
+            )
+        )
+
     def export_state(self, client_id: str) -> bytes:
         """Fetches the state of a client, to be kept or to be given to another one.
 

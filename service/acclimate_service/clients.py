@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import orjson
 import torch
-from numpy.typing import NDArray
 
 from acclimate_adapters import ConfigurationError, InputError, enrols, require
 from acclimate_service import imports
 from acclimate_service.adapter_machine import Adapted
 from acclimate_service.configuration import Configurations
 from acclimate_service.imports import Precondition
+from acclimate_service.labelling import Examples
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
 from acclimate_service.requests import ClientRequest, Reply
@@ -34,14 +34,6 @@ from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Examples:
-    """Labelled images of a client."""
-
-    images: NDArray[Any]  # [N, C, H, W], uint8 or float32, before normalisation
-    labels: NDArray[Any]  # [N], int64 in 0..K-1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +168,8 @@ class Clients:
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
             await turn.session.delete()
+            if self._guard is not None:
+                await self._guard.forget(request.client)
 
     async def _begin_anew(self, client: ClientScope, applied: Applied) -> None:
         """Let the evidence of a client that has another state now begin anew; its next labels would do so too."""

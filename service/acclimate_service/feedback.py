@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from acclimate_service.adapter_machine import feedback_of
 from acclimate_service.configuration import Configurations
 from acclimate_service.guard.evidence import Counts, accuracy, verdict
 from acclimate_service.guard.policy import Decision
 from acclimate_service.guard.record import Label
+from acclimate_service.labelling import Examples, examples_of, feedback_of
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
 from acclimate_service.requests import ClientRequest, Reply
@@ -38,22 +38,29 @@ class Feedback:
         self._guard = guard
         self._telemetry = telemetry
 
-    async def tell(self, request: ClientRequest, labels: Sequence[Label]) -> Reply:
-        """Count the labels of rows that are remembered, each once; a repeated request counts nothing."""
+    async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
+        """Count labels, and let adapters that learn learn; a repeated request does nothing.
+
+        Args:
+            request: of whom.
+            told: labels of rows that are remembered, which count once each; or images with their labels, whose
+                predictions are made now.
+        """
         guard = self._required()
+        labels = examples_of(told, request.name) if isinstance(told, Examples) else feedback_of(told)
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
             if await turn.session.known(turn.request) is None:
                 raise ClientUnknown(f"there is no client {request.client.client!r}, so it has no rows to label")
-            applied = await turn.session.apply(turn.request, feedback_of(labels))
-        guard.shadows.tell(request, labels)
+            applied = await turn.session.apply(turn.request, labels)
         reply = await self._replies.of(request.client, applied)
         if applied.answer is None:
             return reply
-        told = dict(reply.answer["told"])
-        counts, configuration = Counts(*told["counts"]), told["configuration"]
+        share = dict(reply.answer["told"])
+        counts, configuration = Counts(*share["counts"]), share["configuration"]
+        guard.shadows.tell(request, labels, configuration)
         if counts.labelled:
-            await guard.fleet.tell(request.client, configuration, applied.life, applied.seq, told["born"], counts)
+            await guard.fleet.tell(request.client, configuration, applied.life, applied.seq, share["born"], counts)
         if applied.replayed == "none":
             for result, number in reply.answer["feedback"].items():
                 self._telemetry.labels.labels(result).inc(number)

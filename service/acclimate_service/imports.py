@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from acclimate_adapters import Adapter, State, StateCorrupt, StateMismatch, enrols
+from acclimate_adapters import Adapter, Labelled, State, StateCorrupt, StateMismatch, enrols, learns
 from acclimate_service.problems import Problem
 from acclimate_store import Bundle
 
@@ -107,9 +107,11 @@ def _check_content(state: State, adapter: Adapter, bundle: Bundle) -> None:
 
 
 def _check_use(state: State, adapter: Adapter, bundle: Bundle) -> None:
-    """Take a step for nobody: counts and indices may be such that no step succeeds."""
+    """Learn and take a step for nobody: counts and indices may be such that no step succeeds."""
     x = bundle.prepare(np.zeros((2, *bundle.manifest.input.shape), np.uint8))
     try:
+        if learns(adapter):
+            state = adapter.learn(bundle.model, state, Labelled(torch.zeros(2, dtype=torch.int64), x))
         sound = finite(adapter.step(bundle.model, state, x).state)
     except Exception as error:  # an adapter may raise anything on numbers that it never makes
         raise Problem(

@@ -9,24 +9,23 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import orjson
 from numpy.typing import NDArray
 
-from acclimate_service.adapter_machine import Asked, batch_of, feedback_of
+from acclimate_service.adapter_machine import Asked, batch_of
 from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
-from acclimate_service.guard.record import Label
 from acclimate_service.problems import Problem
 from acclimate_service.requests import ClientRequest
 from acclimate_service.sessions import Sessions
-from acclimate_service.state import StateError
+from acclimate_service.state import Batch, ClientScope, StateError
 from acclimate_service.state.tasks import Tasks
+from acclimate_service.switching import Duels, derived
 
-_PATIENCE_S: Final = 60.0
 _MOST_WAITING: Final = 32
 _log = logging.getLogger(__name__)
 
@@ -45,6 +44,13 @@ class Guard:
 
     fleet: Fleet
     shadows: "Shadows"
+    duels: Duels | None = None
+
+    async def forget(self, client: ClientScope) -> None:
+        """Forget who told what a deleted client told; raises StateError where Redis fails."""
+        await self.fleet.forget(client)
+        if self.duels is not None:
+            await self.duels.forget(client)
 
 
 def scope_of(model: str, configuration: str) -> str:
@@ -59,12 +65,14 @@ class Shadows:
         candidates: which.
         share: of the requests that they see, 0..1, drawn by their ids so that a repeat is drawn alike.
         fleet: told what the labels say of them.
+        duels: compare them with what clients are answered; None if nobody is moved to a better one.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], share: float, fleet: Fleet) -> None:
+    def __init__(self, candidates: Sequence[Candidate], share: float, fleet: Fleet, duels: Duels | None = None) -> None:
         self._candidates = candidates
         self._share = share
         self._fleet = fleet
+        self._duels = duels
         self._tasks = Tasks()
         self._waiting = 0
 
@@ -73,34 +81,48 @@ class Shadows:
         """Of the candidates."""
         return frozenset(candidate.configuration for candidate in self._candidates)
 
-    def see(self, request: ClientRequest, images: NDArray[Any]) -> None:
-        """Show the candidates a batch that was answered; images as in `batch_of`."""
+    def see(self, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str) -> None:
+        """Show the candidates a batch that was answered.
+
+        Args:
+            request: of the batch.
+            images: as in `batch_of`.
+            given: [B], the classes that were answered.
+            current: configuration of the client; it is no candidate to itself.
+        """
         if int(request.rid[:8], 16) >= self._share * 2**32:
             return
-        for candidate in self._candidates:
-            self._start(partial(self._see, candidate, request, images))
+        for candidate in self._others(current):
+            self._start(partial(self._see, candidate, request, images, given, current))
 
-    def tell(self, request: ClientRequest, labels: Sequence[Label]) -> None:
-        """Tell the candidates what rows were; of those that they have not seen they learn nothing."""
-        for candidate in self._candidates:
-            self._start(partial(self._tell, candidate, request, labels))
+    def tell(self, request: ClientRequest, labels: Batch, current: str) -> None:
+        """Tell the candidates labels; those of rows that they have not seen say nothing."""
+        for candidate in self._others(current):
+            self._start(partial(self._tell, candidate, request, labels, current))
 
     def drop(self, client: str) -> None:
         """Forget a client's states, which are to be read again."""
-        for candidate in self._candidates:
-            candidate.sessions.drop(client)
+        for sessions in self._sessions():
+            sessions.drop(client)
 
     def drop_all(self) -> None:
         """Forget all states."""
-        for candidate in self._candidates:
-            candidate.sessions.drop_all()
+        for sessions in self._sessions():
+            sessions.drop_all()
 
     async def aclose(self, budget_s: float) -> None:
         """End what runs in the background, and hand the clients over within so many seconds."""
         await self._tasks.aclose()
         until = time.monotonic() + budget_s
-        for candidate in self._candidates:
-            await candidate.sessions.aclose(max(0.0, until - time.monotonic()))
+        for sessions in self._sessions():
+            await sessions.aclose(max(0.0, until - time.monotonic()))
+
+    def _sessions(self) -> Sequence[Sessions]:
+        own = [candidate.sessions for candidate in self._candidates]
+        return own if self._duels is None else [*own, *self._duels.sessions]
+
+    def _others(self, current: str) -> Sequence[Candidate]:
+        return [candidate for candidate in self._candidates if candidate.configuration != current]
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._waiting < _MOST_WAITING:
@@ -116,15 +138,25 @@ class Shadows:
         except (StateError, Problem) as error:
             _log.info("a candidate gave up a request: %s", error)
 
-    async def _see(self, candidate: Candidate, request: ClientRequest, images: NDArray[Any]) -> None:
-        async with candidate.sessions.turn(_derived(request, candidate)) as turn:
-            await turn.session.apply(turn.request, batch_of(images, Asked(request_id=request.name)))
+    async def _see(
+        self, candidate: Candidate, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str
+    ) -> None:
+        name = candidate.configuration
+        async with candidate.sessions.turn(derived(request, name)) as turn:
+            applied = await turn.session.apply(turn.request, batch_of(images, Asked(request_id=request.name)))
+        if self._duels is not None and applied.answer is not None:
+            await self._duels.see(name, request, current, given, orjson.loads(applied.answer))
 
-    async def _tell(self, candidate: Candidate, request: ClientRequest, labels: Sequence[Label]) -> None:
-        async with candidate.sessions.turn(_derived(request, candidate)) as turn:
+    async def _tell(self, candidate: Candidate, request: ClientRequest, labels: Batch, current: str) -> None:
+        await self._count(candidate, request, labels)
+        if self._duels is not None:
+            await self._duels.tell(candidate.configuration, request, current, labels)
+
+    async def _count(self, candidate: Candidate, request: ClientRequest, labels: Batch) -> None:
+        async with candidate.sessions.turn(derived(request, candidate.configuration)) as turn:
             if await turn.session.known(turn.request) is None:
                 return
-            applied = await turn.session.apply(turn.request, feedback_of(labels))
+            applied = await turn.session.apply(turn.request, labels)
         if applied.answer is None:
             return
         told = orjson.loads(applied.answer)["told"]
@@ -133,14 +165,3 @@ class Shadows:
             await self._fleet.tell(
                 request.client, candidate.configuration, applied.life, applied.seq, told["born"], counts
             )
-
-
-def _derived(request: ClientRequest, candidate: Candidate) -> ClientRequest:
-    """The same request in the candidate's scope, under an id of its own."""
-    rid = hashlib.sha256(f"{request.rid}\0{candidate.configuration}".encode()).hexdigest()[: len(request.rid)]
-    return replace(request, rid=rid, deadline=time.monotonic() + _PATIENCE_S, gone=_never, number=0)
-
-
-async def _never() -> bool:
-    """No caller waits for a candidate."""
-    return False

@@ -214,3 +214,19 @@ def test_a_guard_of_another_format_is_an_unexpected_reply(client, server, play, 
     server.play(play.reply(body=BODY | {"state": STATE, "guard": guard}))
     with pytest.raises(UnexpectedReplyError):
         client.predict("cam-7", IMAGES)
+
+
+def test_labels_go_with_their_images_to_where_labels_go(client, server):
+    client.feedback_images("cam-7", IMAGES, ["Coat", 6], idempotency_key="k", timeout=2.5)
+    request = server.requests[-1]
+    assert (request.method, request.path) == ("POST", "/clients/cam-7/feedback")
+    assert request.headers["Idempotency-Key"] == "k"
+    assert request.headers["X-Labels"] == '["Coat", 6]'
+    assert request.body == IMAGES.tobytes()
+
+
+def test_images_need_one_label_each(client, server):
+    sent = len(server.requests)
+    with pytest.raises(ValueError, match="1 labels for 2 images"):
+        client.feedback_images("cam-7", IMAGES, [1])
+    assert len(server.requests) == sent

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from acclimate_client import LabelledRow
+from acclimate_service.state import ClientScope
+
 
 def everything(redis):
     """All bytes of all values of all keys."""
@@ -75,3 +78,15 @@ def test_floats_leave_no_trace_either(make_replica):
         sdk.predict("cam", images)
     content = everything(replica.redis)
     assert not [piece for piece in shreds([images]) if piece in content]
+
+
+def test_after_a_delete_nobody_can_tell_what_a_client_told(make_replica, stream):
+    replica, (images,) = make_replica(secret="salt"), stream(0, 1)
+    with replica.sdk() as sdk:
+        prediction = sdk.predict("cam", images)
+        sdk.feedback("cam", [LabelledRow(prediction.request_id, row, 1) for row in range(10)])
+        (shares,) = replica.redis.keys("*:p:*")
+        assert list(replica.redis.hkeys(shares)) != [ClientScope("cam").digest().hex().encode()]
+        sdk.delete("cam")
+        assert replica.redis.keys("*:p:*") == []
+        assert sdk.evidence("fashion-cnn").adapters[0].evidence.labelled == 10, "the sum of all clients stays"

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from acclimate_service.bench import learning
 from acclimate_service.bench.accuracy import LeftOut, count_clients
+from acclimate_service.bench.errors import BenchError
 from acclimate_service.bench.guard_report import Guarded, GuardReport, from_json, merge, to_json
 from acclimate_service.bench.guard_text import to_text
 from acclimate_service.bench.methods import Method, choose
@@ -32,6 +34,13 @@ def add_parser(commands: "Subparsers") -> None:
         "--labels", nargs="+", type=_share, default=SHARES, metavar="SHARE", help="of all rows (default: 0.01 0.05 0.1)"
     )
     guard.add_argument("--seeds", type=positive, default=20, help="runs, each with other rows labelled (default: 20)")
+    guard.add_argument(
+        "--learn",
+        nargs="+",
+        type=_weight,
+        metavar="WEIGHT",
+        help="let methods learn from labels that count for so many rows each, without a guard",
+    )
     guard.add_argument("--json", type=Path, metavar="FILE", help="write the results of every run")
     guard.add_argument("--plot", type=Path, metavar="PREFIX", help="draw them as PREFIX.png and PREFIX.svg")
     guard.set_defaults(run=run_guard)
@@ -43,6 +52,9 @@ def run_guard(arguments: argparse.Namespace) -> int:
     Raises:
         BenchError: something cannot be read, measured or written; said before anything is measured.
     """
+    if arguments.learn:
+        print(_learn(arguments), end="")
+        return 0
     prepare_outputs((arguments.json, arguments.plot))
     report = merge([from_json(path) for path in arguments.recorded]) if arguments.recorded else _measure(arguments)
     print(to_text(report), end="")
@@ -69,6 +81,21 @@ def _measure(arguments: argparse.Namespace) -> GuardReport:
     )
 
 
+def _learn(arguments: argparse.Namespace) -> str:
+    if arguments.json or arguments.plot or arguments.recorded:
+        raise BenchError("--learn prints a table; it takes none of --json, --plot and --from")
+    prepare_outputs(())
+    methods = learning.learners(choose(arguments.methods, slow=False) if arguments.methods else ())
+    data, shares, weights = folders(arguments), sorted(set(arguments.labels)), sorted(set(arguments.learn))
+    torch.set_num_threads(arguments.threads)
+    runs = len(arguments.shifts) * learning.count_runs(methods, weights, shares, arguments.seeds)
+    found: list[learning.Learned | LeftOut] = []
+    with progress_bar(runs, "run") as done:
+        for name in arguments.shifts:
+            found += learning.measure(data.load(name), methods, weights, shares, arguments.seeds, done)
+    return learning.to_text(found, weights, arguments.seeds)
+
+
 def _streams(data: Folders, name: str, methods: Sequence[Method], seed: int) -> list[Streams | LeftOut]:
     shift = data.load(name)
     with progress_bar(count_clients(shift, methods), "client") as done:
@@ -83,6 +110,16 @@ def _replays(found: Sequence[Streams], shares: Sequence[float], seeds: int) -> t
                 results.append(Guarded.of(streams, share, (replay(streams, share, seed) for seed in range(seeds))))
                 done(f"{streams.shift} {streams.method} {share:g}")
     return tuple(results)
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a weight above 0, up to 1000, such as 1")
+    return weight
 
 
 def _share(text: str) -> float:

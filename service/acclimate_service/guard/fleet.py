@@ -47,11 +47,17 @@ class Fleet:
 
     def against(self) -> Mapping[str, Decision]:
         """Configurations whose clients are answered by the frozen model, unless their own evidence says otherwise."""
-        if self.policy == "follow-fleet" and time.monotonic() - self._heard_at >= REFRESH_S and not self._refreshing:
-            self._refreshing = self._tasks.start(self._refresh())
-            self._refreshing.add_done_callback(self._refreshed)
+        if self.policy == "follow-fleet":
+            self.heard()
         decided = {name: by_policy(each.counts, self.policy, self.alpha) for name, each in self._heard.items()}
         return {name: decision for name, decision in decided.items() if decision.answer == "frozen"}
+
+    def heard(self) -> Mapping[str, Pooled]:
+        """What was heard last, by configuration; where that is old, it is refreshed in the background."""
+        if time.monotonic() - self._heard_at >= REFRESH_S and not self._refreshing:
+            self._refreshing = self._tasks.start(self._refresh())
+            self._refreshing.add_done_callback(self._refreshed)
+        return self._heard
 
     def decide(self, own: Counts, configuration: str) -> Decision:
         """What a client with this evidence is answered at present."""
@@ -82,6 +88,10 @@ class Fleet:
     async def begin_anew(self, client: ClientScope, configuration: str, life: str, seq: int) -> None:
         """Forget what one client's labels said of a state that it has no more; the fleet keeps it."""
         await self.tell(client, configuration, life, seq, _ANEW, Counts())
+
+    async def forget(self, client: ClientScope) -> None:
+        """Forget who told what a deleted client told; raises StateError where Redis fails."""
+        await self._pools.forget(client)
 
     async def aclose(self) -> None:
         """End what runs in the background."""

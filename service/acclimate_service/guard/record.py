@@ -109,6 +109,23 @@ class Record:
                 tally = replace(tally, contradicting=tally.contradicting + 1)
         return replace(self, rows=rows, counts=counts), tally
 
+    def labels_since(self, before: "Record") -> list[int]:
+        """The labels that `tell` counted, when it made this record of the one before; in the order of their rows."""
+        new = (before.rows[2] == _UNTOLD) & (self.rows[2] != _UNTOLD)
+        labels: list[int] = self.rows[2, new].tolist()
+        return labels
+
+    def count(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], labels: Sequence[int]) -> "Record":
+        """Count rows whose labels are known when they are predicted; they are not remembered.
+
+        Args:
+            request_id: of whoever tells them.
+            frozen, adapted, labels: [B], the predicted classes and the true ones.
+        """
+        rows = zip(frozen, adapted, labels, strict=True)
+        counts = sum((Counts.of(*row) for row in rows), self.counts)
+        return replace(self, counts=counts, born=self.born or _digest(request_id))
+
     def to_bytes(self) -> bytes:
         """Serialise; equal records give equal bytes."""
         c = self.counts
@@ -128,7 +145,7 @@ class Record:
         try:
             *numbers, frozen, length = _HEADER.unpack_from(data)
             start = _HEADER.size + _ID_BYTES
-            born = data[_HEADER.size : start] if length else b""
+            born = b"" if data[_HEADER.size : start] == bytes(_ID_BYTES) else data[_HEADER.size : start]
             end = start + length * _BATCH.size
             batches = tuple(_BATCH.iter_unpack(data[start:end]))
             if len(batches) != length:

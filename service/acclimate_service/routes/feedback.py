@@ -1,6 +1,6 @@
 """True labels in; what they show of the adapters out."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from fastapi import APIRouter
@@ -8,8 +8,10 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from acclimate_service.guard.record import Label
+from acclimate_service.labelling import Examples
+from acclimate_service.payload import MEDIA_TYPES, decode_labelled
 from acclimate_service.problems import Problem
-from acclimate_service.routes.desk import Desk, json
+from acclimate_service.routes.desk import Desk, check_tokens, json
 
 _MOST_ROWS = 10_000
 _LONGEST_BODY = 4 * 2**20
@@ -35,24 +37,33 @@ _SCHEMA = {
         }
     },
 }
-_DOC = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+_IMAGES: dict[str, Any] = {media_type: {} for media_type in MEDIA_TYPES}
+_DOC = {"requestBody": {"required": True, "content": {**_IMAGES, "application/json": {"schema": _SCHEMA}}}}
+Told: TypeAlias = list[Label] | Examples
 
 
 def add_routes(router: APIRouter, desk: Desk) -> None:
     """Add the routes of the guard."""
-    service = desk.service
-    classes = service.bundle.manifest.classes
+    service, limit = desk.service, max(desk.settings.max_body_bytes, _LONGEST_BODY)
+    spec, classes = service.bundle.manifest.input, service.bundle.manifest.classes
 
     async def feedback(request: HttpRequest, client_id: str) -> Response:
-        """Tell what rows of earlier answers were; each label counts once."""
+        """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
 
-        def parse(body: bytes) -> tuple[list[Label], tuple[bytes, ...]]:
-            labels = _read(body, classes)
-            mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
-            return labels, (b"feedback", mark)
+        def parse(body: bytes) -> tuple[Told, tuple[bytes, ...]]:
+            media_type = request.headers.get("content-type", "")
+            check_tokens(body, media_type)
+            if not _has_images(body, media_type):
+                labels = _read(body, classes)
+                mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
+                return labels, (b"feedback", mark)
+            images, known = decode_labelled(body, media_type, request.headers, spec, desk.limits, classes)
+            kind = f"{images.shape} {images.dtype}".encode()
+            return Examples(images, known), (b"examples", kind, images.tobytes(), known.tobytes())
 
-        wanted, labels = await desk.take(request, client_id, _LONGEST_BODY, parse)
-        return desk.reply(await service.feedback.tell(wanted, labels), wanted)
+        with service.engine.admission(client_id):
+            wanted, told = await desk.take(request, client_id, limit, parse)
+            return desk.reply(await service.feedback.tell(wanted, told), wanted)
 
     async def evidence(model: str) -> Response:
         """What the labels of all clients show of each adapter."""
@@ -62,6 +73,12 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
 
     router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/models/{model}/adapters", evidence, methods=["GET"])
+
+
+def _has_images(body: bytes, media_type: str) -> bool:
+    """Whether a body is of images with their labels: every form of images is, and JSON that has them and no rows."""
+    kind = media_type.partition(";")[0].strip().lower()
+    return kind in MEDIA_TYPES and (kind != "application/json" or (b'"images"' in body and b'"rows"' not in body))
 
 
 def _read(body: bytes, classes: tuple[str, ...]) -> list[Label]:

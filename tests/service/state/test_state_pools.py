@@ -59,3 +59,26 @@ async def test_no_key_lives_for_ever_or_names_a_client(pools, admin):
     for key in keys:
         assert await admin.pttl(key) > 0
         assert b"secret-camera" not in await admin.dump(key) + key
+
+
+async def test_a_client_that_is_forgotten_leaves_its_counts_and_no_trace_of_itself(pools, admin):
+    one, two = ClientScope("one"), ClientScope("two")
+    await pools.forget(one)
+    for client, configuration in ((one, ATP), (one, EM), (two, EM)):
+        await pools.tell(client, configuration, share(3, 4))
+    before = await pools.totals()
+    await pools.forget(one)
+    assert (await pools.share(one, ATP), await pools.share(one, EM)) == (None, None)
+    assert await pools.share(two, EM) == share(3, 4)
+    assert await pools.totals() == before
+    assert len(await admin.keys()) == 2, "the totals, and the shares in EM of the other client"
+
+
+async def test_names_of_clients_depend_on_the_secret(make_wire, admin):
+    client, names = ClientScope("camera-7"), []
+    for secret in ("", "one", "another"):
+        pools = Pools(make_wire(), Limits(), MODEL, "default", secret)
+        await pools.tell(client, ATP, share(1, 1))
+        names = await admin.hkeys(pools._shares(ATP))
+    assert len(set(names)) == 3
+    assert client.digest().hex().encode() not in names

@@ -1,0 +1,55 @@
+"""Adapters that learn from true labels, where somebody tells them after the answer.
+
+A labelled row is one whose posterior is known: it is 1 for its class. So expectation maximisation over rows of which
+some are labelled adds their counts n_k to the M-step, each with a weight w:
+
+    q_k = (sum_i r_ik + w n_k) / (n + w sum_k n_k)
+
+With w = 1 this is the EM of Nigam et al. (2000) for partly labelled data, where only the class prior is unknown; their
+EM-lambda weighs the other way round, the unlabelled rows less. Every row is in the sum over i already when its label
+comes, so that w is how much more than once its label counts.
+
+Reference: Nigam, McCallum, Thrun, Mitchell: "Text Classification from Labeled and Unlabeled Documents using EM",
+    Machine Learning 39, 2000; Saerens, Latinne, Decaestecker, Neural Computation 14(1), 2002.
+"""
+
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
+
+from torch import Tensor
+
+from acclimate_adapters.adapter import Adapter
+from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.state import State
+
+
+class Labelled(NamedTuple):
+    """Rows whose class is known."""
+
+    labels: Tensor  # [N], int64 in 0..K-1
+    x: Tensor | None = None  # [N, C, H, W], normalised; None where the images are not at hand any more
+
+
+@runtime_checkable
+class Learning(Adapter, Protocol):
+    """An adapter that may take true labels into a client's state."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether it does: by default none of them."""
+        ...
+
+    def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
+        """The state with some labelled rows taken in, N >= 1; the one passed in is unchanged, and no batch is counted.
+
+        Each row is to be told once.
+
+        Raises:
+            InputError: the images are of another shape than the network takes, or not finite; or a label is no class.
+            StateMismatch: the state was made for another adapter, layout or model.
+        """
+        ...
+
+
+def learns(adapter: Adapter) -> TypeGuard[Learning]:
+    """Whether the adapter takes true labels."""
+    return isinstance(adapter, Learning) and adapter.learns

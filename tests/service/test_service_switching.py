@@ -1,0 +1,164 @@
+"""A better candidate takes the place of the default adapter: proven by labels, and only where operators allow it."""
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from acclimate_adapters import ADAPTERS, State, Step
+from acclimate_client import LabelledRow
+from acclimate_service.guard.evidence import Counts, verdict
+from acclimate_service.settings import SettingsError
+
+BATCH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Contrary:
+    """Says the class after the one that the frozen model sees."""
+
+    name: ClassVar[str] = "contrary"
+    layout: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def init(self, model):
+        return State(self.name, self.layout, model.content_hash)
+
+    def step(self, model, state, x):
+        frozen = model.frozen(model.batch(x)).logits
+        return Step(frozen.roll(1, dims=-1), state.next(), {"entropy": 0.0}, frozen)
+
+
+@pytest.fixture
+def switching(make_replica, monkeypatch):
+    """A service that serves the frozen model and tries an adapter that says something else for every row."""
+    monkeypatch.setitem(ADAPTERS, "contrary", Contrary)
+    settings = {"adapter": "none", "candidates": ("contrary",), "candidate_share": 1.0, "auto_switch": True}
+    return lambda **changes: make_replica(**{**settings, **changes})
+
+
+def settle(replica):
+    shadows = replica.service.engine._guard.shadows
+    deadline = time.monotonic() + 20
+    while shadows._waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def labelled_batch(sdk, replica, serial, client, images, shift):
+    """Send a batch, and tell for each row that the truth is so many classes after what the frozen model sees."""
+    prediction = sdk.predict(client, images)
+    settle(replica)
+    frozen = serial.probabilities("none", [images])[0].argmax(-1)
+    labels = ((frozen + shift) % 10).tolist()
+    sdk.feedback(client, [LabelledRow(prediction.request_id, row, label) for row, label in enumerate(labels)])
+    settle(replica)
+    return prediction
+
+
+def heard(replica):
+    replica.run(replica.service.engine._guard.duels._beginnings.evidence.pooled())
+
+
+def test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with(switching, serial, stream):
+    replica = switching()
+    with replica.sdk() as sdk:
+        chosen = sdk.configure("chosen", "em")
+        for number in range(3):
+            images = stream(number, 1)[0]
+            assert (
+                labelled_batch(sdk, replica, serial, "cam", images, 1).adapter
+                == ["none", "contrary", "contrary"][number]
+            )
+        assert sdk.get("cam").adapter == "contrary"
+        heard(replica)
+        assert sdk.predict("new", images).adapter == "contrary"
+        assert sdk.predict("chosen", images).adapter == chosen.adapter == "em"
+        assert sdk.get("cam").guard.evidence.labelled == 20, "its evidence began anew under the candidate"
+    for because in ("own", "fleet"):
+        assert replica.metric(f'acclimate_adapter_switches_total{{because="{because}",to="contrary"}}') == 1
+
+
+def test_a_client_that_sent_a_batch_before_stays_as_long_as_its_own_labels_say_nothing(switching, serial, stream):
+    replica, (images,) = switching(), stream(0, 1)
+    with replica.sdk() as sdk:
+        assert sdk.predict("early", images).adapter == "none"
+        labelled_batch(sdk, replica, serial, "cam", images, 1)
+        heard(replica)
+        assert sdk.predict("late", images).adapter == "contrary"
+        assert sdk.predict("early", images).adapter == "none"
+
+
+@pytest.mark.parametrize("shift", [0, 2], ids=["worse", "as bad"])
+def test_a_candidate_that_is_no_better_is_never_chosen(switching, serial, stream, shift):
+    replica = switching()
+    with replica.sdk() as sdk:
+        for images in stream(0, 6):
+            assert labelled_batch(sdk, replica, serial, "cam", images, shift).adapter == "none"
+        heard(replica)
+        assert sdk.predict("new", images).adapter == "none"
+    assert replica.metric('acclimate_adapter_switches_total{because="own",to="contrary"}') == 0
+
+
+def test_nobody_is_switched_unless_the_operator_asks_for_it(switching, serial, stream):
+    replica = switching(auto_switch=False)
+    with replica.sdk() as sdk:
+        for images in stream(0, 3):
+            assert labelled_batch(sdk, replica, serial, "cam", images, 1).adapter == "none"
+        assert sdk.predict("new", images).adapter == "none"
+    assert replica.service.engine._guard.duels is None
+
+
+def test_a_client_that_was_given_the_default_again_is_not_moved_twice(switching, serial, stream):
+    replica = switching()
+    with replica.sdk() as sdk:
+        labelled_batch(sdk, replica, serial, "cam", stream(0, 1)[0], 1)
+        assert sdk.get("cam").adapter == "contrary"
+        sdk.configure("cam", "none")
+        labelled_batch(sdk, replica, serial, "cam", stream(1, 1)[0], 1)
+        assert sdk.get("cam").adapter == "none"
+
+
+def test_labelled_images_move_nobody_since_only_answers_are_compared(switching, serial, stream):
+    replica, (images,) = switching(), stream(0, 1)
+    labels = (serial.probabilities("none", [images])[0].argmax(-1) + 1) % 10
+    with replica.sdk() as sdk:
+        sdk.predict("cam", images)
+        for _ in range(3):
+            sdk.feedback_images("cam", images, labels.tolist())
+            settle(replica)
+        assert sdk.get("cam").adapter == "none"
+
+
+def test_a_deleted_client_leaves_no_share_of_the_pairs(switching, serial, stream):
+    replica = switching()
+    with replica.sdk() as sdk:
+        labelled_batch(sdk, replica, serial, "cam", stream(0, 1)[0], 1)
+        shares = [key for key in replica.redis.keys("*:p:*") if replica.redis.hlen(key)]
+        assert len(shares) == 3, "of the default, the candidate, and the pairs of the two"
+        sdk.delete("cam")
+        assert not replica.redis.keys("*:p:*")
+
+
+@pytest.mark.parametrize("changes", [{"guard": "off"}, {"candidates": ()}])
+def test_switching_without_anything_to_compare_is_refused_at_the_start(switching, changes):
+    with pytest.raises(SettingsError, match="ACCLIMATE_AUTO_SWITCH"):
+        switching(**changes)
+
+
+def test_a_fleet_is_hardly_ever_switched_to_a_candidate_that_is_no_better():
+    """The rule of the service on 2,000 simulated fleets with three candidates each, looked at after every label."""
+    rng, alpha, candidates, fleets, labels = np.random.default_rng(0), 0.05, 3, 2000, 300
+    wins = np.cumsum(rng.random((fleets, candidates, labels)) < 0.5, axis=2)
+    n = np.arange(1, labels + 1)
+    least = [next((w for w in range(k + 1) if switches(w, k - w, alpha / candidates)), k + 1) for k in n]
+    ever = (wins >= np.array(least)).any(axis=(1, 2))
+    assert 0 < ever.mean() <= alpha
+    better = np.cumsum(rng.random((200, labels)) < 0.75, axis=1)
+    assert (better >= np.array(least)).any(axis=1).mean() > 0.99
+
+
+def switches(wins, losses, alpha):
+    return verdict(Counts(wins, losses, wins + losses, losses, wins), alpha) == "trusted"
