@@ -67,11 +67,14 @@ class Process:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start the service; `settings` are variables without their prefix. Each start uses the same data directory."""
+    """Start the service; `settings` are variables without their prefix. Each start uses the same data directory.
+
+    States are stored exactly: answers are compared with those of uninterrupted runs, digit by digit.
+    """
     processes: list[Process] = []
 
     def start(**settings: Any) -> Process:
-        defaults = {"data_dir": tmp_path / "data", "model_store": BUNDLES, "port": 0, "threads": 1}
+        defaults = {"data_dir": tmp_path / "data", "model_store": BUNDLES, "port": 0, "threads": 1, "state_budget": 1}
         variables = {f"ACCLIMATE_{name.upper()}": str(value) for name, value in {**defaults, **settings}.items()}
         processes.append(Process(variables, tmp_path / "stderr.log"))
         return processes[-1]

