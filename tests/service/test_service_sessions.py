@@ -29,6 +29,29 @@ def test_one_shot_clients_do_not_fill_the_memory(make_replica, post):
     assert replica.metric("acclimate_state_cache_bytes") == sessions.nbytes
 
 
+def test_new_clients_wait_while_those_before_them_are_still_being_written_away(make_replica, post, assert_problem):
+    replica = make_replica(adapter="none", cache_bytes=5 * SMALL)
+    image, sessions = np.zeros((1, 28, 28), np.uint8), replica.service.sessions
+
+    async def stall():
+        for _ in range(2):
+            await sessions._evicting.acquire()
+
+    async def go_on():
+        for _ in range(2):
+            sessions._evicting.release()
+
+    replica.run(stall())
+    replies = [post(replica, f"new-{number}", image, X_Request_Timeout_Ms="300") for number in range(14)]
+    assert [reply.status_code for reply in replies[:5]] == [200] * 5
+    assert_problem(replies[-1], 504, "deadline_exceeded")
+    assert sessions.nbytes <= 6 * SMALL
+    assert post(replica, "new-0", image).status_code == 200, "a client in memory need not wait"
+    replica.run(go_on())
+    assert post(replica, "one-more", image).status_code == 200
+    assert settled(replica).nbytes <= 5 * SMALL
+
+
 def test_the_least_recently_used_goes_first(make_replica, stream):
     replica, images = make_replica(cache_bytes=900_000), stream(0, 1)[0]  # two states of 378 kB
     with replica.sdk() as sdk:

@@ -7,6 +7,7 @@ say.
 
 from acclimate_service.state.announcements import (
     DROP,
+    HAND_OVER,
     Announcements,
 )
 from acclimate_service.state.checks import (
@@ -124,6 +125,7 @@ from acclimate_service.state.wire import (
 
 __all__ = [
     "DROP",
+    "HAND_OVER",
     "Absent",
     "Announcements",
     "Answered",

@@ -1,6 +1,7 @@
 """What replicas tell each other about clients, at once and without any promise.
 
-A replica that keeps a state in memory is told when the client was deleted. Redis forgets a message that nobody is there
+A replica that keeps a state in memory is told when the client was deleted, and one that writes a client's journal is
+asked for it when the client's next batch came to another replica. Redis forgets a message that nobody is there
 to hear, so whoever was away for a while must assume that everything was said.
 """
 
@@ -17,6 +18,8 @@ from acclimate_service.state.link import Link, Unreachable
 
 DROP: Final = "acc:drop"
 """Channel of clients whose state is to be forgotten."""
+HAND_OVER: Final = "acc:hand-over"
+"""Channel of clients whose journal another replica waits for."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,6 +32,7 @@ class Announcements:
         link: where Redis is.
         dropped: told each client to be forgotten, as it was published.
         missed: told that messages may have been missed: at the start, and after each interruption.
+        wanted: told each client whose journal another replica waits for, as it was published.
         pause: before another try to subscribe (s).
         quiet: silence after which Redis is asked whether it is still there (s).
     """
@@ -38,12 +42,13 @@ class Announcements:
         link: Link,
         dropped: Callable[[str], None],
         missed: Callable[[], None],
+        wanted: Callable[[str], None] = lambda _: None,
         *,
         pause: float = 1.0,
         quiet: float = 10.0,
     ) -> None:
         self._link = link
-        self._dropped = dropped
+        self._heard = {DROP.encode(): dropped, HAND_OVER.encode(): wanted}
         self._missed = missed
         self._pause = pause
         self._quiet = quiet
@@ -70,13 +75,15 @@ class Announcements:
     async def _subscribed(self) -> None:
         connection = await self._link.subscription()
         try:
-            await connection.send_command("SUBSCRIBE", DROP)
-            await connection.read_response()
+            await connection.send_command("SUBSCRIBE", *self._heard)
+            for _ in self._heard:
+                await connection.read_response()
             self._missed()  # only now: what is said from here on is heard
             while True:
                 kind, *rest = await self._next(connection)
                 if kind == b"message":
-                    self._dropped(rest[1].decode())
+                    channel, message = rest
+                    self._heard[channel](message.decode())
         finally:
             await connection.disconnect(nowait=True)
 

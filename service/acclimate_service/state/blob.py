@@ -7,8 +7,9 @@ Layout, big-endian: magic `ACCS`, format (1), client digest (16 bytes), model ha
 import asyncio
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Final, TypeVar
 
 from acclimate_service.state.errors import StateCorrupt
@@ -19,6 +20,7 @@ T = TypeVar("T")
 _HEADER: Final = struct.Struct(">4sB16s8sQQB")
 _MAGIC: Final = b"ACCS"
 _FORMAT: Final = 1
+_LONGEST_NAME: Final = 255
 _ON_LOOP: Final = 256 * 1024
 """Bytes hashed in well below a millisecond; more would stall the event loop."""
 
@@ -45,8 +47,8 @@ def seal(client: ClientScope, model: str, adapter: str, seq: int, state: bytes) 
         ValueError: an adapter name that is too long.
     """
     name = adapter.encode()
-    if len(name) > 255:
-        raise ValueError(f"the adapter name takes {len(name)} bytes; accepted are at most 255")
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"the adapter name takes {len(name)} bytes; accepted are at most {_LONGEST_NAME}")
     header = _HEADER.pack(_MAGIC, _FORMAT, client.digest(), bytes.fromhex(model), seq, len(state), len(name))
     blob = b"".join((header, name, state))
     return Sealed(blob, hashlib.sha256(blob).hexdigest())
@@ -58,20 +60,54 @@ def unseal(sealed: Sealed, client: ClientScope, model: str, seq: int) -> Restore
     Raises:
         StateCorrupt: a wrong digest, length, format, client, model or version.
     """
-    if hashlib.sha256(sealed.blob).hexdigest() != sealed.digest:
+    return unseal_pieces((sealed.blob,), sealed.digest, client, model, seq)
+
+
+def unseal_pieces(pieces: Sequence[bytes], digest: str, client: ClientScope, model: str, seq: int) -> Restored:
+    """Verify an envelope that was cut up, and put the state together.
+
+    Raises:
+        StateCorrupt: a wrong digest, length, format, client, model or version.
+    """
+    if _checksum(pieces) != digest:
         raise StateCorrupt("the stored state does not match its checksum")
-    if len(sealed.blob) < _HEADER.size:
-        raise StateCorrupt(f"the stored state is cut off after {len(sealed.blob)} bytes, inside its envelope")
-    magic, layout, owner, model_hash, written_seq, length, name_length = _HEADER.unpack_from(sealed.blob)
+    opening, total = _opening(pieces), sum(map(len, pieces))
+    if total < _HEADER.size:
+        raise StateCorrupt(f"the stored state is cut off after {total} bytes, inside its envelope")
+    magic, layout, owner, model_hash, written_seq, length, name_length = _HEADER.unpack_from(opening)
     found = (magic, layout, owner, model_hash, written_seq)
     if found != (_MAGIC, _FORMAT, client.digest(), bytes.fromhex(model), seq):
         raise StateCorrupt("the stored state belongs to another client, model or version, or has an unknown format")
     start = _HEADER.size + name_length
-    if len(sealed.blob) != start + length:
-        raise StateCorrupt(f"the stored state is {len(sealed.blob) - start} bytes long, its envelope says {length}")
-    return Restored(sealed.blob[_HEADER.size : start].decode(), seq, sealed.blob[start:])
+    if total != start + length:
+        raise StateCorrupt(f"the stored state is {total - start} bytes long, its envelope says {length}")
+    return Restored(opening[_HEADER.size : start].decode(), seq, _joined(pieces, start))
 
 
 async def hashing(work: Callable[[], T], size: int) -> T:
     """Run `seal` or `unseal` on `size` bytes: off the event loop where it takes long."""
     return work() if size <= _ON_LOOP else await asyncio.to_thread(work)
+
+
+def _checksum(pieces: Sequence[bytes]) -> str:
+    checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
+    return checksum.hexdigest()
+
+
+def _opening(pieces: Sequence[bytes]) -> bytes:
+    """As much of the beginning as the header and the name may take."""
+    opening = b""
+    for piece in pieces:
+        opening += piece[: _HEADER.size + _LONGEST_NAME - len(opening)]
+    return opening
+
+
+def _joined(pieces: Sequence[bytes], start: int) -> bytes:
+    """All bytes from `start` on, copied piece by piece: in one go, no other thread had its turn before the last."""
+    joined = BytesIO()
+    for piece in pieces:
+        joined.write(memoryview(piece)[start:])
+        start = max(0, start - len(piece))
+    return joined.getvalue()

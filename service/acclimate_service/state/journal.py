@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from acclimate_service.state import journal_replies as replies
+from acclimate_service.state.announcements import HAND_OVER
 from acclimate_service.state.blob import Sealed, hashing, seal
 from acclimate_service.state.entry import Batch, Entry, encode
 from acclimate_service.state.errors import StateCorrupt
@@ -152,6 +153,10 @@ class Journal:
         tag = new_id()
         args = (attempt.rid, attempt.tag, tag, before.life, fence, number)
         return replies.undo_outcome(await self._wire.run(UNDO, keys, args), before, tag)
+
+    async def ask(self, client: ClientScope, model: str) -> None:
+        """Ask whoever has the journal open to release it, if nothing is under way there. It need not be heard."""
+        await self._wire.publish(HAND_OVER, f"{model}/{client.tenant}/{client.client}")
 
     async def release(self, client: ClientScope, model: str, fence: str) -> None:
         """Let others open the journal without waiting."""

@@ -9,7 +9,9 @@ from acclimate_service.state.machine import S
 from acclimate_service.state.records import Basis
 
 _POLL: Final = 0.02
-"""Longest pause before a busy lease is asked for again (s)."""
+"""Longest pause before a busy lease is tried again (s)."""
+_ASK: Final = 0.1
+"""Pause before its holder is asked for it again (s)."""
 
 
 class Opener(Generic[S]):
@@ -19,10 +21,14 @@ class Opener(Generic[S]):
         self._context = context
 
     async def open(self, basis: Basis) -> Opened | None:
-        """Wait for the lease at most `steal_after_ms`, then take it; None: the client changed, read it again."""
+        """Wait for the lease at most `steal_after_ms`, then take it; None: the client changed, read it again.
+
+        Its holder is asked for it, who gives it back at once between two batches.
+        """
         context = self._context
         clock = asyncio.get_running_loop().time
-        deadline = clock() + context.limits.steal_after_ms / 1000
+        asking = clock()
+        deadline = asking + context.limits.steal_after_ms / 1000
         while True:
             left = deadline - clock()
             outcome = await context.store.journal.open(
@@ -30,6 +36,9 @@ class Opener(Generic[S]):
             )
             if not isinstance(outcome, Busy):
                 break
+            if clock() >= asking:
+                await context.store.journal.ask(context.client, context.model)
+                asking = clock() + _ASK
             await asyncio.sleep(min(left, outcome.ms / 1000, _POLL))
         if not isinstance(outcome, Opened):
             return None

@@ -35,12 +35,12 @@ class Snapshots:
             gap_ms: pause between two chunks, in which a busy Redis serves others (ms).
         """
         size = self._limits.chunk_bytes
-        chunks = [blob[start : start + size] for start in range(0, len(blob), size)]
-        snapshot = Snapshot(new_id(), len(chunks))
+        snapshot = Snapshot(new_id(), -(-len(blob) // size))
         keys = (client.registry, client.head(model), client.snapshot(model, snapshot.sid))
-        for index, chunk in enumerate(chunks):
+        for index in range(snapshot.chunks):
             if index and gap_ms:
                 await asyncio.sleep(gap_ms / 1000)
+            chunk = blob[index * size : (index + 1) * size]  # one at a time: all at once would hold up the event loop
             args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms)
             refusal = replies.chunk_refusal(await self._wire.run(CHUNK, keys, args))
             if refusal is not None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from acclimate_service.state import replies
 from acclimate_service.state.announcements import DROP
-from acclimate_service.state.blob import Sealed, hashing, seal, unseal
+from acclimate_service.state.blob import hashing, seal, unseal_pieces
 from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.keys import ClientScope, new_id
@@ -85,14 +85,14 @@ class StateStore:
         """
         if not head.has_state:
             return None
-        blob = head.inline
+        pieces: list[bytes] | None = [head.inline]
         if head.snapshot:
             await self.load(client, head.model, sid=head.sid)  # extends the snapshot before it is read
             pieces = await self._snapshots.fetch(client, head.model, head.snapshot)
-            if pieces is None:
-                return await self._moved(client, head)
-            blob = b"".join(pieces)
-        return await hashing(partial(unseal, Sealed(blob, head.digest), client, head.model, head.base), len(blob))
+        if pieces is None:
+            return await self._moved(client, head)
+        verify = partial(unseal_pieces, pieces, head.digest, client, head.model, head.base)
+        return await hashing(verify, sum(map(len, pieces)))
 
     async def commit(
         self,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate_service.state import ClientScope, Restored, StateCorrupt
-from acclimate_service.state.blob import Sealed, hashing, seal, unseal
+from acclimate_service.state.blob import Sealed, hashing, seal, unseal, unseal_pieces
 
 CLIENT, MODEL = ClientScope("cam-7"), "0123456789abcdef"
 
@@ -16,6 +16,15 @@ CLIENT, MODEL = ClientScope("cam-7"), "0123456789abcdef"
 @given(state=st.binary(max_size=300), adapter=st.text(max_size=60), seq=st.integers(0, 2**64 - 1))
 def test_what_is_sealed_comes_back(state: bytes, adapter: str, seq: int):
     assert unseal(seal(CLIENT, MODEL, adapter, seq, state), CLIENT, MODEL, seq) == Restored(adapter, seq, state)
+
+
+@given(state=st.binary(max_size=300), adapter=st.text(max_size=60), size=st.integers(1, 400))
+def test_what_is_sealed_comes_back_from_pieces_of_any_size(state: bytes, adapter: str, size: int):
+    sealed = seal(CLIENT, MODEL, adapter, 7, state)
+    pieces = [sealed.blob[start : start + size] for start in range(0, len(sealed.blob), size)]
+    assert unseal_pieces(pieces, sealed.digest, CLIENT, MODEL, 7) == Restored(adapter, 7, state)
+    with pytest.raises(StateCorrupt, match="checksum"):
+        unseal_pieces(pieces[:-1], sealed.digest, CLIENT, MODEL, 7)
 
 
 @given(data=st.data())

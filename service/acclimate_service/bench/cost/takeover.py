@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from acclimate_adapters import Source
 from acclimate_service.bench.cost.bed import Count, Replica, await_that, count, replica, stream
 from acclimate_service.bench.cost.report import Report
-from acclimate_service.bench.cost.speed import CLASSES, freeze, resnet18
+from acclimate_service.bench.cost.speed_bed import CLASSES, freeze, resnet18
 from acclimate_service.state import Limits
 from acclimate_store import InputSpec, Manifest, write_bundle
 

@@ -123,6 +123,7 @@ class History:
             self._rework: 5 * self.profile.reworks,
             self._delete: 4 * self.profile.deletes,
             self._evict: 6,
+            self._hand_over: 6,
             self._drop: 4 * self.profile.drops,
         }
         for _ in range(rng.randint(4, 9)):
@@ -179,6 +180,11 @@ class History:
     async def _evict(self, rng: random.Random) -> None:
         replica = rng.choice(self.replicas)
         await self._outcome(replica.start(rng.choice(self._models), lambda session: session.evict()))
+
+    async def _hand_over(self, rng: random.Random) -> None:
+        """As if another replica had asked for it, whether one did or not."""
+        replica = rng.choice(self.replicas)
+        await self._outcome(replica.start(rng.choice(self._models), lambda session: session.hand_over()))
 
     async def _drop(self, rng: random.Random) -> None:
         """Without waiting for anybody's turn, as an announcement does."""

@@ -1,0 +1,70 @@
+"""The networks whose speed is measured, and the batches they answer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from acclimate_adapters import FrozenModel, Source
+from acclimate_adapters.moments import source_moments
+from acclimate_store import Catalogue
+from acclimate_store.architectures import build
+from acclimate_store.tensors import load_weights
+
+CLASSES = 10
+ROWS = 20
+BUNDLES = Path(__file__).parents[4] / "model_store/bundles"
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """A network twice, plain and frozen, and the batch that both answer."""
+
+    name: str
+    net: nn.Module
+    model: FrozenModel
+    x: Tensor
+
+
+def resnet18() -> nn.Module:
+    """A ResNet-18 of random weights; its speed is that of a trained one."""
+    torch.manual_seed(0)
+    net: nn.Module = torchvision.models.resnet18(num_classes=CLASSES).eval()
+    return net
+
+
+def freeze(net: nn.Module) -> FrozenModel:
+    """The network with a rate for every module, the most expensive case, and a source that serves all methods."""
+    device = next(net.parameters()).device
+    prior = torch.full((CLASSES,), 1 / CLASSES, device=device)
+    bare = FrozenModel.from_module(net, classifier="fc", source=Source(prior=prior))
+    rows = random_batch(3, 32, seed=3, rows=100).to(device)
+    source = Source(
+        prior=prior,
+        rates=dict.fromkeys(bare.modules, 0.01),
+        confusion=0.8 * torch.eye(CLASSES, device=device) + 0.2 / CLASSES,
+        descriptor=bare.features(rows).mean(0),
+        moments=source_moments(bare, [(rows, torch.arange(len(rows), device=device) % CLASSES)]),
+    )
+    return FrozenModel.from_module(net, classifier="fc", source=source)
+
+
+def random_batch(channels: int, size: int, seed: int = 1, rows: int = ROWS) -> Tensor:
+    """Images of noise [rows, channels, size, size]."""
+    return torch.rand(rows, channels, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def resnet(device: str) -> Bed:
+    """ResNet-18 on images of 32 x 32."""
+    net = resnet18().to(device)
+    return Bed("ResNet-18", net, freeze(net), random_batch(3, 32).to(device))
+
+
+def fashion_cnn(device: str) -> Bed:
+    """The bundled model, with the rates it carries."""
+    bundle = Catalogue(BUNDLES).load("fashion-cnn", "1", device)
+    net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
+    load_weights(net, BUNDLES / "fashion-cnn/1")
+    return Bed("fashion-cnn", net.eval().to(device), bundle.model, random_batch(1, 28).to(device))

@@ -1,0 +1,74 @@
+"""A client whose next batch comes to another replica, as under a balancer that does not keep clients where they are."""
+
+import asyncio
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def pair(make_replica):
+    """Two replicas on one Redis, whose clients have states that are written by their batches."""
+    first = make_replica()
+    return first, make_replica(redis_url=first.service.settings.redis_url)
+
+
+def opened(replica, lease):
+    return replica.metric(f'acclimate_state_opens_total{{lease="{lease}"}}')
+
+
+def test_an_idle_replica_hands_its_client_over_at_once(pair, stream):
+    batches = stream(0, 6)
+    with pair[0].sdk() as one, pair[1].sdk() as other:
+        versions, took = [], []
+        for number, images in enumerate(batches):
+            began = time.monotonic()
+            versions.append((one, other)[number % 2].predict("cam", images).state.version)
+            took.append(time.monotonic() - began)
+        assert versions == [1, 2, 3, 4, 5, 6]
+        assert one.get("cam").state.version == 6
+    assert opened(pair[0], "stolen") == opened(pair[1], "stolen") == 0
+    assert (opened(pair[0], "free"), opened(pair[1], "free")) == (3, 3)
+    assert sorted(took)[2] < 0.8, "they waited for the lease"
+
+
+def test_the_answers_are_those_of_one_replica(pair, make_replica, stream):
+    batches = stream(0, 4)
+    with pair[0].sdk() as one, pair[1].sdk() as other:
+        moved = [(one, other)[number % 2].predict("cam", images) for number, images in enumerate(batches)]
+        stayed = [one.predict("another-cam", images) for images in batches]
+    for there, here in zip(moved, stayed, strict=True):
+        np.testing.assert_array_equal(there.indices, here.indices)
+        assert there.signals == here.signals
+
+
+@contextmanager
+def at_work(replica, client):
+    """A turn of this client that lasts as long as the block."""
+    begun, ended = threading.Event(), asyncio.Event()
+
+    async def take():
+        async with replica.service.sessions._turns.hold(client):
+            begun.set()
+            await ended.wait()
+
+    turn = asyncio.run_coroutine_threadsafe(take(), replica.loop)
+    assert begun.wait(timeout=10)
+    yield
+    replica.loop.call_soon_threadsafe(ended.set)
+    turn.result(timeout=10)
+
+
+def test_a_client_at_work_is_not_handed_over_but_taken_after_a_while(pair, stream):
+    batches = stream(0, 3)
+    with pair[0].sdk() as one, pair[1].sdk() as other:
+        one.predict("cam", batches[0])
+        with at_work(pair[0], "cam"):
+            assert other.predict("cam", batches[1]).state.version == 2
+            assert pair[0].service.sessions._sessions["cam"].version == 1
+        assert opened(pair[1], "stolen") == 1
+        assert one.predict("cam", batches[2]).state.version == 3
+    assert opened(pair[0], "stolen") == 0
