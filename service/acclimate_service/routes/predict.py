@@ -9,8 +9,8 @@ from fastapi import Request as HttpRequest
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from acclimate_service.clients import Examples
 from acclimate_service.engine import Batch
+from acclimate_service.labelling import Examples
 from acclimate_service.payload import MEDIA_TYPES, decode, decode_labelled
 from acclimate_service.problems import Problem
 from acclimate_service.routes.desk import Desk, check_tokens
@@ -36,7 +36,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
             images = decode(body, media_type, request.headers, spec, desk.limits)
             return images, (b"predict", f"{_kind(images)} {probabilities}".encode(), images.tobytes())
 
-        with service.engine.admission():
+        with service.engine.admission(client_id):
             number = _number(request.headers.get("x-batch-number"), adapt)
             wanted, images = await desk.take(request, client_id, limit, parse, keyed=adapt)
             wanted = replace(wanted, number=number)
@@ -53,7 +53,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
             mark = (b"enroll", _kind(images).encode(), images.tobytes(), labels.tobytes())
             return Examples(images, labels), mark
 
-        with service.engine.admission():
+        with service.engine.admission(client_id):
             wanted, examples = await desk.take(request, client_id, limit, parse)
             return desk.reply(await service.clients.enroll(wanted, examples), wanted)
 

@@ -26,7 +26,7 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
         if request.headers.get("content-type", _MEDIA_TYPE).partition(";")[0].strip().lower() != _MEDIA_TYPE:
             raise Problem("unsupported_media_type", f"a state is sent as {_MEDIA_TYPE}")
         precondition = Precondition.parse(request.headers.get("if-match"))
-        with service.engine.admission():
+        with service.engine.admission(client_id):
             limit = desk.settings.max_state_bytes
             wanted, data = await desk.take(request, client_id, limit, lambda body: (body, (b"import", body)))
             return desk.reply(await service.clients.import_state(wanted, data, precondition), wanted)

@@ -71,8 +71,7 @@ class Replica:
 @contextmanager
 def replica(data_dir: Path, **settings: object) -> Iterator[Replica]:
     """A service of its own process, on a private Redis in `data_dir` unless `redis_url` is among the settings."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     given = {"port": port, "data_dir": data_dir, **settings}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
     environment = inherited | {f"ACCLIMATE_{name.upper()}": str(value) for name, value in given.items()}
@@ -88,6 +87,12 @@ def replica(data_dir: Path, **settings: object) -> Iterator[Replica]:
     finally:
         process.terminate()
         process.wait()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def await_that(condition: Callable[[], bool], what: str) -> None:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 from acclimate_service.bench.options import positive
 
+CACHE = Path("~/.cache/acclimate-bench/litserve").expanduser()
+"""Where the environment is kept that LitServe is installed into."""
+
 if TYPE_CHECKING:
     from acclimate_service.bench.cli import Subparsers
 
@@ -19,8 +22,14 @@ def add_parsers(commands: "Subparsers") -> None:
     speed = _command(commands, "speed", "what a step costs over the torch work it cannot avoid")
     speed.add_argument("--repeats", type=positive, default=40, help="of each piece of work (default: 40)")
     speed.add_argument("--device", default="cpu", help="of torch (default: cpu)")
+    gpu = _command(commands, "gpu", "whether a GPU computes the same as the CPU, and what adapting costs there")
+    gpu.add_argument("--repeats", type=positive, default=40, help="of each piece of work (default: 40)")
+    gpu.add_argument("--batches", type=positive, default=10, help="of the stream that is compared (default: 10)")
+    gpu.add_argument("--device", default="cuda", help="of torch; cpu rehearses without a card (default: cuda)")
     serve = _command(commands, "serve", "what HTTP, decoding and the durable write of the state add to a step")
     serve.add_argument("--repeats", type=positive, default=200, help="of each request (default: 200)")
+    serve.add_argument("--peers", type=Path, default=CACHE, metavar="FOLDER", help=f"of LitServe (default: {CACHE})")
+    serve.add_argument("--no-peers", dest="peers", action="store_const", const=None, help="leave LitServe out")
     for name, text in (
         ("state", "what it costs that every answered batch is durable: time, bytes, takeovers"),
         ("scale", "what becomes of memory and speed when the clients are many"),

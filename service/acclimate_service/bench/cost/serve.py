@@ -1,93 +1,74 @@
-"""What HTTP, decoding and the durable write of the state add to a step.
+"""What HTTP, decoding and the durable write of the state add to a step, and how LitServe serves the same network.
 
-    acclimate bench serve [--repeats 200] [--json FILE]
+    acclimate bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--json FILE]
 
-The bundled model answers the same batches of 20 raw uint8 images in this process and, in turn, in a service on a
-private Redis, through the SDK. The difference of the medians is the price of serving.
+A bundle answers the same batch of 20 raw uint8 images in a process of its own and, in turn, in a service on a private
+Redis, through the SDK. The difference of the medians is the price of serving.
 """
 
 import argparse
-import os
-import socket
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import torch
 
-from acclimate_adapters import create
-from acclimate_client import Client
-from acclimate_service.bench.cost.measure import in_turn
+from acclimate_service.bench.cost import peers
+from acclimate_service.bench.cost.bed import over_http, replica
+from acclimate_service.bench.cost.floor import noise
+from acclimate_service.bench.cost.remote import in_blocks, local, remote
 from acclimate_service.bench.cost.report import Report, verdict
-from acclimate_service.memory import keep_freed_memory
-from acclimate_store import Catalogue, load_streams
+from acclimate_service.bench.cost.takeover import write_resnet
 
-ROOT = Path(__file__).parents[4]
-BUNDLES = ROOT / "model_store/bundles"
-SAMPLES = ROOT / "model_store/samples/fashion-hybrid/streams.npz"
-TARGET_MS = 3.0
-BLOCK = 20
-
-
-@contextmanager
-def running_service(adapter: str) -> Iterator[Client]:
-    """A service of its own process on a private Redis, and a client that reached it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with tempfile.TemporaryDirectory() as data_dir:
-        settings = {"PORT": str(port), "DATA_DIR": data_dir, "MODEL_STORE": str(BUNDLES), "ADAPTER": adapter}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
-        environment = inherited | {f"ACCLIMATE_{name}": value for name, value in settings.items()}
-        command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-        try:
-            with Client(f"http://127.0.0.1:{port}") as client:
-                while not client.ready():
-                    if process.poll() is not None:
-                        raise SystemExit("the service did not start; its messages are above")
-                    time.sleep(0.1)
-                yield client
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def in_process(adapter_name: str) -> Callable[[], object]:
-    """The step alone: normalisation, adapter, no serving."""
-    bundle = Catalogue(BUNDLES).load("fashion-cnn", "1")
-    adapter, images = create(adapter_name), load_streams(SAMPLES)[0].images[:20]
-    state = adapter.init(bundle.model)
-
-    def work() -> None:
-        nonlocal state
-        state = adapter.step(bundle.model, state, bundle.prepare(images)).state
-
-    return work
-
-
-def over_http(client: Client) -> Callable[[], object]:
-    """The same batch through the service."""
-    images = load_streams(SAMPLES)[0].images[:20]
-    return lambda: client.predict("benchmark", images, layout="NCHW")
+BUNDLES: Final = Path(__file__).parents[4] / "model_store/bundles"
+SAMPLES: Final = Path(__file__).parents[4] / "model_store/samples/fashion-hybrid/streams.npz"
+SHAPES: Final = {"fashion-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
+ADAPTERS: Final = {"fashion-cnn": ("none", "fedcal", "atp"), "resnet18": ("none", "atp")}
+BOUND: Final = ("none", "atp")
+"""Adapters that have a target."""
+TARGET_MS: Final = 3.0
+COLUMNS: Final = ("p50", "p5", "p95", "minus in process", "target")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the differences."""
-    keep_freed_memory()  # as the service does
-    report, repeats = Report(), options.repeats
-    where = f"CPU, {torch.get_num_threads()} threads"
-    columns = ("p50", "p95", "minus in process", "target")
-    report.table(f"fashion-cnn, 20 x 1 x 28 x 28 raw uint8, {where}, {repeats} repeats in turn (ms)", *columns)
-    for adapter in ("none", "atp"):
-        with running_service(adapter) as client:
-            alone, served = in_turn(repeats, in_process(adapter), over_http(client), block=BLOCK)
-        extra = served.median - alone.median
-        report.row(f"{adapter} in process", alone.median, alone.spread[1], "", "")
-        cells = (served.median, served.spread[1], extra, verdict(extra, TARGET_MS))
-        report.row(f"{adapter} over HTTP, durable", *cells)
+    """Print the differences, and the comparison."""
+    report, threads = Report(), torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        write_resnet(base / "bundles")
+        for model, bundles in (("fashion-cnn", BUNDLES), ("resnet18", base / "bundles")):
+            sides = " x ".join(map(str, SHAPES[model]))
+            title = f"{model}, 20 x {sides} raw uint8, CPU, {threads} threads, {options.repeats} repeats (ms)"
+            report.table(title, *COLUMNS)
+            for adapter in ADAPTERS[model]:
+                price(report, base / f"{model}-{adapter}", bundles, model, adapter, options.repeats)
+        if options.peers is not None:
+            _beside_litserve(report, options.peers, base / "peers", threads)
     report.finish(options.json)
     return 0
+
+
+def price(report: Report, data: Path, bundles: Path, model: str, adapter: str, repeats: int) -> None:
+    """Print what serving adds to the steps of one adapter, and what HTTP takes alone."""
+    with ExitStack() as stack:
+        served = stack.enter_context(replica(data, model_store=bundles, model=model, adapter=adapter))
+        steps = stack.enter_context(remote("floor", bundles, model, adapter))
+        client, batch = served.client, noise(*SHAPES[model])
+        alone, request, live = in_blocks(repeats, steps, local(over_http(served, "bench", batch)), local(client.live))
+    extra = request.median - alone.median
+    report.row("GET live, HTTP alone", live.median, *live.spread, "", "")
+    report.row(f"{adapter} in process", alone.median, *alone.spread, "", "")
+    bound = verdict(extra, TARGET_MS) if adapter in BOUND else ""
+    report.row(f"{adapter} over HTTP, durable", request.median, *request.spread, extra, bound)
+
+
+def _beside_litserve(report: Report, folder: Path, data: Path, threads: int) -> None:
+    try:
+        python = peers.prepare_litserve(folder)
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"\nLitServe is left out: it could not be installed into {folder}: {error}")
+        return
+    shape = ",".join(map(str, SHAPES["fashion-cnn"]))
+    peers.compare(report, python, BUNDLES, "fashion-cnn", shape, data, threads)

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import create
 from acclimate_service.bench.cost.bed import Count, Replica, count, over_http, replica
+from acclimate_service.bench.cost.floor import steps
 from acclimate_service.bench.cost.measure import in_turn
+from acclimate_service.bench.cost.remote import BLOCK
 from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.bench.cost.scripts import Fsync, measure_scripts
-from acclimate_service.bench.cost.serve import BLOCK, BUNDLES, SAMPLES, TARGET_MS, in_process
+from acclimate_service.bench.cost.serve import BUNDLES, SAMPLES, TARGET_MS
 from acclimate_service.bench.cost.takeover import measure_takeovers
 from acclimate_service.memory import keep_freed_memory
 from acclimate_store import Catalogue, load_streams
@@ -99,7 +101,7 @@ def state_bytes(name: str) -> int:
 def time_requests(report: Report, appendfsync: Fsync, journal: Replica, whole: Replica, repeats: int) -> None:
     """What HTTP and durability add to a step; the least is what a batch costs that changes nothing."""
     images = fashion()
-    alone = {name: in_process(name) for name in ADAPTERS}
+    alone = {name: steps(BUNDLES, "fashion-cnn", name) for name in ADAPTERS}
     served: Mapping[tuple[str, str], Callable[[], object]] = {
         ("atp", "?adapt=false: reads Redis, writes nothing"): over_http(journal, "atp", images, adapt=False),
         ("none", "whole"): over_http(journal, "none", images),
