@@ -33,7 +33,6 @@ OPTIONS = {
     "repl-ping-replica-period": "1",
     "save": "",
     "unixsocket": "redis.sock",
-    "logfile": "redis.log",
 }
 
 
@@ -48,7 +47,9 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        options = {**OPTIONS, "port": str(self.port), "dir": str(self.directory)}
+        # Redis tries the log file out before it enters its directory, so a relative path would leave one elsewhere
+        places = {"dir": str(self.directory), "logfile": str(self.directory / "redis.log")}
+        options = {**OPTIONS, "port": str(self.port), **places}
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         self.process = subprocess.Popen(
             [find_server(), *arguments], stdout=subprocess.DEVNULL, preexec_fn=_end_with_parent()
