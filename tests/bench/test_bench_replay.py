@@ -51,10 +51,11 @@ class Slow:
         self.fleet: list[tuple[int, str]] = []
 
     def adapts(self, client: int) -> bool:
-        own, everybody = judged(self.told[client]), chain(*self.told)
+        own, everybody = judged(self.told[client]), [*chain(*self.told)]
         if own != "undecided":
             return own == "trusted"
-        return sum(a - f for f, a in everybody) >= 0
+        lead, differing = sum(a - f for f, a in everybody), sum(a != f for f, a in everybody)
+        return lead >= 0 and 4 * lead * lead >= differing  # half a standard deviation
 
     def run(self, share: float, seed: int) -> "Slow":
         rng = np.random.default_rng(seed)
