@@ -13,6 +13,7 @@ from acclimate_adapters.errors import (
     UnknownAdapter,
 )
 from acclimate_adapters.guard import guarded_step
+from acclimate_adapters.learning import Labelled, Learning, learns
 from acclimate_adapters.model import Direction, FrozenModel, Pass
 from acclimate_adapters.registry import ADAPTERS, create, schema
 from acclimate_adapters.source import Anchors, Source
@@ -28,6 +29,8 @@ __all__ = [
     "Enrolling",
     "FrozenModel",
     "InputError",
+    "Labelled",
+    "Learning",
     "MissingSource",
     "NumericalError",
     "Pass",
@@ -42,6 +45,7 @@ __all__ = [
     "create",
     "enrols",
     "guarded_step",
+    "learns",
     "missing",
     "require",
     "schema",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 from torch import Tensor
 
 from acclimate_adapters.errors import MissingSource
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.model import FrozenModel, Pass
 from acclimate_adapters.state import State
 
 Signal = float | tuple[float, ...]
@@ -73,6 +73,25 @@ class Adapter(Protocol):
         Raises:
             InputError: the batch is empty, of another shape than the network takes, or not finite.
             StateMismatch: the state was made for another adapter, layout or model.
+        """
+        ...
+
+
+@runtime_checkable
+class FrozenOnly(Adapter, Protocol):
+    """An adapter that needs nothing of the network but its frozen pass, which may thus be one of many clients' rows."""
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer a batch and fold it into the state; `step` is this on the frozen pass of its batch.
+
+        Args:
+            model: the frozen model.
+            state: the client's state.
+            frozen: features [B, d] and logits [B, K] of the batch, never changed.
+
+        Raises:
+            StateMismatch: as `step`.
+            NumericalError: a logit is not finite.
         """
         ...
 

@@ -1,6 +1,6 @@
 """ATP: adaptation with one learned rate per module (Bao et al., NeurIPS 2023)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require
+from acclimate_adapters.coding import scale
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import entropy
+from acclimate_adapters.graphs import Outcome
 from acclimate_adapters.hyperparameters import check, choice
-from acclimate_adapters.model import Direction, FrozenModel, require_finite
+from acclimate_adapters.model import Direction, FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
 VARIANCE = ".running_var"
@@ -75,6 +77,11 @@ class Atp:
         new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
         return answer(model, new, x, h, new.tensors or h.tensors, model.source.rates or {})
 
+    def sensitivity(self, model: FrozenModel) -> dict[str, float]:
+        """How far an error of a direction moves its module, relative to the module's scale (`coding.Tolerant`)."""
+        rates = model.source.rates or {}
+        return {name: abs(rates[name]) / scale(model, name) for name in active_modules(model)}
+
 
 def active_modules(model: FrozenModel) -> tuple[str, ...]:
     """Modules whose adaptation rate is not 0, in the order of the network."""
@@ -104,8 +111,7 @@ def answer(
         used: the direction to move along, by module: h itself or a mean.
         rates: alpha of each of these modules.
     """
-    adapted, clamped = adapt(model, used, rates)
-    prediction = model.adapted(x, adapted)
+    prediction, clamped = adapted_pass(model, x, used, rates)
     logits = require_finite(prediction.logits)
     signals = {
         "entropy": float(entropy(logits).mean()),
@@ -117,13 +123,37 @@ def answer(
     return Step(logits, state, signals, h.logits, prediction.features)
 
 
-def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float]) -> tuple[dict[str, Tensor], int]:
+def adapted_pass(
+    model: FrozenModel, x: Tensor, h: Mapping[str, Tensor], rates: Mapping[str, float]
+) -> tuple[Pass, Tensor]:
+    """The pass of a batch through the modules of `adapt`, and how many variances were clamped.
+
+    Update and pass are one graph for each size of batch and set of rates: adapted statistics belong to one client, but
+    the rates that are constants in it are the same for all.
+    """
+    names = tuple(h)
+
+    def update(tensors: Sequence[Tensor]) -> Outcome:
+        batch, *directions = tensors
+        adapted, clamped = adapt(model, dict(zip(names, directions, strict=True)), rates)
+        answer = model.adapted(batch, adapted)
+        return Outcome((answer.features, answer.logits, clamped))
+
+    key = "adapted", names, *(rates[name] for name in names)
+    features, logits, clamped = model.graphs.call(key, update, (x, *h.values())).tensors
+    return Pass(features, logits), clamped
+
+
+def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float]) -> tuple[dict[str, Tensor], Tensor]:
     """Adapted modules w_G + alpha * h (Eq. 6), running variances clamped at 0.
 
     Returns:
-        The modules by name, and how many variances were clamped.
+        The modules by name, and how many variances were clamped, a tensor [].
     """
     adapted = {name: torch.add(model.tensor(name), direction, alpha=rates[name]) for name, direction in h.items()}
-    variances = [name for name in adapted if name.endswith(VARIANCE)]
-    clamped = int(sum((adapted[name] < 0).sum() for name in variances))
-    return adapted | {name: adapted[name].clamp_min(0) for name in variances}, clamped
+    variances = [tensor for name, tensor in adapted.items() if name.endswith(VARIANCE)]
+    if not variances:
+        return adapted, torch.zeros((), device=model.device)
+    clamped = (torch.cat(variances) < 0).sum()
+    torch._foreach_clamp_min_(variances, 0)
+    return adapted, clamped

@@ -1,7 +1,7 @@
 """`balanced`: style and label shift told apart without gradients; this project's own method, not one of a paper."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,8 +12,9 @@ from acclimate_adapters.adapter import Signal, Step, require
 from acclimate_adapters.balanced_client import Client
 from acclimate_adapters.balanced_measures import label_shift_evidence, map_em, prediction_drift, style_distance
 from acclimate_adapters.balanced_passes import Answer, Passes, Rows, Terms, TorchPasses
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import class_labels, entropy
 from acclimate_adapters.hyperparameters import check, choice, integer, real
+from acclimate_adapters.learning import Labelled
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.moments import SourceMoments, by_layer
 from acclimate_adapters.state import State
@@ -67,6 +68,9 @@ class Balanced:
                  H0 have 1 - cos > `restart_prediction`, or at the first layer the mean of
                  (mean a of the batch - mean a before)^2 / omega exceeds `restart_style` (1/B + 1/(n - B))        (8)
         memory   multiplies n - B by `memory`^B first
+        labels   that `learn` is told, n_k of class k, count as `label_weight` rows each (see `learning`): (5) adds
+                 `label_weight` n_k to the sums of r, and their number to n. They fade by `memory` like rows, and go
+                 with a restart
 
     Departures:
         A network without BatchNorm has one pass, whose posteriors serve H0 and H1.
@@ -82,6 +86,7 @@ class Balanced:
         gate_concentration: mean concentration of the prior over class mixes under label shift.
         gate_rows: most rows that count as evidence, so that a classifier's slight bias never becomes significant.
         restart_rows, restart_prediction, restart_style: what makes a batch the first of a changed client.
+        label_weight: rows that a true label counts for; 0 learns nothing from labels.
 
     Reference: docs/explanation-balanced.md. EM: Saerens, Latinne, Decaestecker, Neural Computation 14(1), 2002.
     """
@@ -101,10 +106,16 @@ class Balanced:
     restart_rows: int = integer(16, low=1, high=1_000_000, doc="least rows, in batch and history, for a restart")
     restart_prediction: float = real(0.5, low=0.0, high=1.0, doc="1 - cosine of mean posteriors that restarts")
     restart_style: float = real(40.0, low=0.0, high=1e9, doc="squared distance, in units of noise, that restarts")
+    label_weight: float = real(0.0, low=0.0, high=1e3, doc="rows that a true label counts for; 0 ignores labels")
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters out of range."""
         check(self)
+
+    @property
+    def learns(self) -> bool:
+        """Whether true labels count."""
+        return self.label_weight > 0
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: zeros.
@@ -114,8 +125,16 @@ class Balanced:
             ConfigurationError: they are of another width than the layer.
         """
         require(self, model)
-        fresh = Client.fresh(SourceMoments.of(model))
+        fresh = Client.fresh(SourceMoments.of(model), learns=self.learns)
         return State(self.name, self.layout, model.content_hash, tensors=fresh.pack())
+
+    def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
+        """The state with more true labels, as `Learning.learn`; images are not looked at."""
+        state.require(self.name, self.layout, model.content_hash)
+        labels = class_labels(rows.labels, len(rows.labels), model.classes)
+        before = state.tensors["labelled"]
+        counts = torch.bincount(labels, minlength=model.classes).to(before)
+        return replace(state, tensors={**state.tensors, "labelled": before + counts})
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
@@ -136,7 +155,7 @@ class Balanced:
             InputError, StateMismatch: as `Adapter.step`, for any of the clients.
             NumericalError: somebody's answer is not finite; to learn whose, take the steps one by one.
         """
-        source = SourceMoments.of(model)
+        source = model.derived(SourceMoments.of)
         turns = [self._turn(model, source, state, x) for state, x in zip(states, batches, strict=True)]
         passes, rows = passes or TorchPasses(model, source), Rows.of([turn.x for turn in turns], source.prior)
         plain = self._style_only(passes, source, turns, rows)
@@ -149,7 +168,9 @@ class Balanced:
     def _turn(self, model: FrozenModel, source: SourceMoments, state: State, x: Tensor) -> Turn:
         state.require(self.name, self.layout, model.content_hash)
         client, x = Client.unpack(state, source.prior), model.batch(x)
-        return Turn(client._replace(rows=client.rows * self.memory ** len(x)), x)
+        kept = self.memory ** len(x)
+        labelled = None if client.labelled is None else client.labelled * kept
+        return Turn(client._replace(rows=client.rows * kept, labelled=labelled), x)
 
     def _style_only(self, passes: Passes, source: SourceMoments, turns: Sequence[Turn], rows: Rows) -> list[Answer]:
         """The pass of H0 (3)."""
@@ -183,8 +204,11 @@ class Balanced:
     def _em(self, source: SourceMoments, turn: Turn, answer: Answer) -> tuple[Tensor, Tensor]:
         """The prior [K] and the log-posteriors [B, K] under it (5)."""
         client = turn.client
-        earlier = client.rows * client.h1.posterior
-        return map_em(answer.log_p, earlier, client.rows, source.prior, self.prior_rows, self.em_steps)
+        earlier, rows = client.rows * client.h1.posterior, client.rows
+        if client.labelled is not None:
+            known = self.label_weight * client.labelled
+            earlier, rows = earlier + known, rows + float(known.sum())
+        return map_em(answer.log_p, earlier, rows, source.prior, self.prior_rows, self.em_steps)
 
     def _drift(self, source: SourceMoments, turn: Turn, plain: Answer) -> dict[str, float]:
         """How unlike the history of the client its batch is (8); nothing when either is too short to tell."""
@@ -218,7 +242,7 @@ class Balanced:
         changed = [i for i, drift in enumerate(drifts) if self._restarts(drift)]
         if not changed:
             return
-        anew = [turns[i]._replace(client=Client.fresh(source)) for i in changed]
+        anew = [turns[i]._replace(client=Client.fresh(source, learns=self.learns)) for i in changed]
         answers = self._style_only(passes, source, anew, Rows.of([turn.x for turn in anew], source.prior))
         for i, turn, answer in zip(changed, anew, answers, strict=True):
             turns[i], plain[i] = turn, answer
@@ -229,7 +253,7 @@ class Balanced:
         """The averaged answer (6) and (7), and the state with the batch folded in."""
         prior, log_r = self._em(source, turn, full)
         h0 = turn.client.h0.after(plain.log_p, plain.moments, turn.weight)
-        new = Client(turn.rows, h0, turn.client.h1.after(log_r, full.moments, turn.weight))
+        new = Client(turn.rows, h0, turn.client.h1.after(log_r, full.moments, turn.weight), turn.client.labelled)
         counting = min(turn.rows, self.gate_rows)
         evidence = label_shift_evidence(h0.posterior, counting, source.prior, self.gate_concentration)
         logits, uncorrected = (

@@ -26,19 +26,20 @@ class Client(NamedTuple):
     rows: float  # n; fractional once rows are partly forgotten
     h0: Hypothesis
     h1: Hypothesis
+    labelled: Tensor | None = None  # [K], counts of true labels; None where they are not to count
 
     @classmethod
-    def fresh(cls, source: SourceMoments) -> "Client":
-        """One that has sent nothing yet."""
+    def fresh(cls, source: SourceMoments, *, learns: bool = False) -> "Client":
+        """One that has sent nothing yet, and whose labels are to count or not."""
         nothing = Hypothesis(torch.zeros_like(source.prior), torch.zeros_like(source.overall))
-        return cls(0.0, nothing, nothing)
+        return cls(0.0, nothing, nothing, torch.zeros_like(source.prior) if learns else None)
 
     def pack(self) -> dict[str, Tensor]:
         """The tensors of a state."""
         tensors = {"rows": torch.tensor(self.rows, dtype=torch.float64)}
         for name, hypothesis in {"h0": self.h0, "h1": self.h1}.items():
             tensors |= {f"{name}.{field}": tensor for field, tensor in hypothesis._asdict().items()}
-        return tensors
+        return tensors if self.labelled is None else {**tensors, "labelled": self.labelled}
 
     @classmethod
     def unpack(cls, state: State, like: Tensor) -> "Client":
@@ -47,4 +48,5 @@ class Client(NamedTuple):
             Hypothesis(*(state.tensors[f"{name}.{field}"].to(like) for field in Hypothesis._fields))
             for name in ("h0", "h1")
         )
-        return cls(float(state.tensors["rows"]), h0, h1)
+        labelled = state.tensors.get("labelled")
+        return cls(float(state.tensors["rows"]), h0, h1, None if labelled is None else labelled.to(like))

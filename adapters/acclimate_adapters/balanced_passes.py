@@ -7,20 +7,24 @@ These few operations per layer run between the layers of a network that itself m
 they are written to be few: what the layers have in common is computed for all of them before the pass.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import InputError
+from acclimate_adapters.functional import single
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.moments import TINY, Layer, SourceMoments, by_layer, row_sums
 from acclimate_adapters.priors import log_posteriors
 from acclimate_adapters.probes import Norm
 from acclimate_adapters.stem import Stem
+
+FEW: Final = 32  # pixels
 
 
 class Rows(NamedTuple):
@@ -139,7 +143,10 @@ class Bend:
         weight = terms.weight.unsqueeze(-1)
         self._share = rows.share * weight
         self._unexplained = source.overall.unsqueeze(1) - terms.expected
-        self._without_batch = by_layer(self._unexplained + terms.before * (1 - weight), source.widths)
+        without_batch = (self._unexplained + terms.before * (1 - weight)).unbind()
+        first, second = (by_layer(side, source.widths).values() for side in without_batch)
+        self._without_batch = dict(zip(source.widths, zip(first, second, strict=True), strict=True))
+        self._most = terms.most.unsqueeze(-1)
         self._deviated: dict[str, tuple[Tensor, Tensor]] = {}  # M1 + d1 and M2 + d2 by layer
         self._noises: dict[str, Tensor] = {}
         if terms.noise is not None:
@@ -148,19 +155,18 @@ class Bend:
 
     def __call__(self, norm: Norm, x: Tensor) -> Tensor:
         """Normalise x [R, c, ...]."""
-        layer, (a, b, pixels) = self._source.layers[norm.name], row_sums(x)
+        layer, (a, b) = self._source.layers[norm.name], means(x, self._share)
         if not self.strengths:
             self._at_first_layer()
-            self.first = self._rows.share @ a / pixels
-        first, second = (
-            torch.addmm(without, self._share, sums, alpha=1 / pixels)
-            for without, sums in zip(self._without_batch[norm.name], (a, b), strict=True)
-        )
-        deviation, m, noise = first - layer.mean, self._terms.most, self._noises.get(norm.name)
+            self.first = means(x, self._rows.share)[0]
+        without = self._without_batch[norm.name]
+        first, second = a.add_(without[0]), b.add_(without[1])
+        deviation, noise, m, column = first - layer.mean, self._noises.get(norm.name), self._terms.most, self._most
         if noise is not None:
             m = shrink(layer, deviation, m, noise)
+            column = m.unsqueeze(-1)
         self._deviated[norm.name], self.strengths[norm.name] = (first, second), m
-        mean, variance = bend(layer, deviation, first, second, m.unsqueeze(-1))
+        mean, variance = bend(layer, deviation, first, second, column)
         return rescale(norm, x, self._rows, mean, variance)
 
     def moments(self) -> Tensor:
@@ -170,6 +176,27 @@ class Bend:
         kept = by_layer(self._terms.before + self._unexplained, self._source.widths)
         both = zip(*(self._deviated.get(name, moments) for name, moments in kept.items()), strict=True)
         return torch.stack([torch.cat(side, dim=-1) for side in both]) - self._unexplained
+
+
+def means(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Means over the rows and pixels of a layer's input x [R, c, ...] and of its squares, both [G, c].
+
+    torch takes long over short rows, so where there are few pixels they are summed last, after the rows.
+
+    Args:
+        x: [R, c, ...].
+        share: [G, R], what each row counts.
+    """
+    pixels = math.prod(x.shape[2:])
+    if pixels > FEW:
+        a, b, _ = row_sums(x)
+        return (share @ a).div_(pixels), (share @ b).div_(pixels)
+    rows = single(x).flatten(1)
+    sums = share @ rows, share @ rows.square()
+    if pixels == 1:
+        return sums
+    first, second = (side.view(share.shape[0], x.shape[1], pixels).mean(-1) for side in sums)
+    return first, second
 
 
 def shrink(layer: Layer, deviation: Tensor, most: Tensor, noise: Tensor) -> Tensor:
@@ -197,7 +224,7 @@ def bend(layer: Layer, deviation: Tensor, first: Tensor, second: Tensor, m: Tens
         m: [G, 1], in 0..1.
     """
     mean = torch.addcmul(layer.running_mean, deviation, m)
-    variance = (second - first.square()).add_(TINY)  # not finite where a square is not
+    variance = first.square().neg_().add_(second).add_(TINY)  # not finite where a square is not
     bounded = torch.clamp(variance.mul_(layer.ratio), layer.least, layer.greatest)  # rho times that of the source
     return mean, torch.lerp(layer.running_var, bounded, m)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.functional import project_to_simplex
 from acclimate_adapters.hyperparameters import check, choice
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.model import FrozenModel, Pass
 from acclimate_adapters.priors import correct_frozen, corrected, log_posteriors, source_prior
 from acclimate_adapters.simplex import LARGEST_CONDITION, condition_number, nearest_mixture
 from acclimate_adapters.state import State
@@ -73,7 +73,11 @@ class Bbse:
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        return correct_frozen(self, model, state, x)
+        return self.on_frozen(model, state, model.frozen(model.batch(x)))
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
+        return correct_frozen(self, model, state, frozen)
 
     def correct(self, model: FrozenModel, state: State, logits: Tensor, features: Tensor) -> Step:
         """Correct the logits [B, K] of one batch, as `PriorCorrection.correct`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Step
 from acclimate_adapters.hyperparameters import check, integer, real
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.model import FrozenModel, Pass
 from acclimate_adapters.priors import (
     FLOOR,
     correct_frozen,
@@ -64,7 +64,11 @@ class Em:
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        return correct_frozen(self, model, state, x)
+        return self.on_frozen(model, state, model.frozen(model.batch(x)))
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
+        return correct_frozen(self, model, state, frozen)
 
     def correct(self, model: FrozenModel, state: State, logits: Tensor, features: Tensor) -> Step:
         """Correct the logits [B, K] of one batch, as `PriorCorrection.correct`."""

@@ -1,6 +1,6 @@
 """FedCal: the class prior of a client's recent rows, from past predictions or features (Xu and Huang, 2023)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -8,8 +8,10 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step
 from acclimate_adapters.errors import MissingSource, StateMismatch
+from acclimate_adapters.functional import class_labels
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.learning import Labelled
+from acclimate_adapters.model import FrozenModel, Pass
 from acclimate_adapters.priors import (
     FLOOR,
     correct_frozen,
@@ -29,11 +31,11 @@ RIDGE = 1e-3  # of the mean squared norm of a prototype
 class Ring(NamedTuple):
     """The last rows of a stream; `buffer[i % window]` holds row i."""
 
-    buffer: Tensor  # [window, width]
+    buffer: Tensor  # [window, width], or [window]
     seen: Tensor  # int64 scalar, rows so far
 
     def push(self, rows: Tensor) -> "Ring":
-        """The ring after more rows [B, width]; this one stays as it is."""
+        """The ring after more rows [B, width] or [B]; this one stays as it is."""
         window = len(self.buffer)
         latest = rows[-window:]
         seen = int(self.seen) + len(rows)
@@ -71,6 +73,9 @@ class FedCal:
         Eq. 5 as printed leaves rows that do not sum to 1; they are normalised.
         The paper assumes a uniform p_s after balanced training; here Eq. 8 divides by p_s and EM starts there.
         `apply` current uses the batch's own rows as well; the paper estimates after each slot for the next one (next).
+        True labels, where `learn` is told some, count as `label_weight` rows each: with n_k of class k among the last
+        `window` of them, pl and em add `label_weight` n_k to the rows of class k (see `learning`), and fm averages its
+        estimate, of as many rows as the window holds, with the labels' shares.
         pl adds `pseudo_count` rows spread like p_s, and no class falls below 1e-6: a class not seen yet stays possible.
         fm: raw features; ill-conditioned prototypes (condition number above 1e3, always so when K > d) get a ridge of
         1e-3 of their mean squared norm; a class without prototype (zeros) keeps its training prior.
@@ -84,6 +89,7 @@ class FedCal:
             also makes the remaining ones equal (section 4.5). A second largest prior of 1e-6 or less drops nothing.
         alpha: threshold of the rectification, 0..1.
         pseudo_count: rows that pl adds; 0 is the paper's form.
+        label_weight: rows that a true label counts for; 0, the paper's form, learns nothing from labels.
 
     Reference: Xu, Huang: "A Joint Training-Calibration Framework for Test-Time Personalization with Label Distribution
     Shift in Federated Learning", Federated Learning and Analytics in Practice workshop, ICML 2023.
@@ -98,6 +104,7 @@ class FedCal:
     rectify: str = choice("off", "threshold", "binary", doc="whether classes that look absent are dropped")
     alpha: float = real(0.5, low=0.0, high=1.0, doc="rectification drops priors below this times the second largest")
     pseudo_count: float = real(1.0, low=0.0, high=1e6, doc="rows, spread like the training prior, that pl adds")
+    label_weight: float = real(0.0, low=0.0, high=1e3, doc="rows that a true label counts for; 0 ignores labels")
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters out of range."""
@@ -108,6 +115,11 @@ class FedCal:
         """Prototypes, when it matches features."""
         return frozenset({"prototypes"} if self.estimator == "fm" else ())
 
+    @property
+    def learns(self) -> bool:
+        """Whether true labels count."""
+        return self.label_weight > 0
+
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: an empty window.
 
@@ -117,11 +129,25 @@ class FedCal:
         width = prototypes(model).shape[1] if self.estimator == "fm" else model.classes
         dtype = torch.promote_types(model.dtype, torch.float32)
         tensors = {self._kept: torch.zeros(self.window, width, dtype=dtype), "rows": torch.tensor(0)}
+        if self.learns:
+            tensors |= {"labels": torch.zeros(self.window, dtype=torch.int64), "labelled": torch.tensor(0)}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        return correct_frozen(self, model, state, x)
+        return self.on_frozen(model, state, model.frozen(model.batch(x)))
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
+        return correct_frozen(self, model, state, frozen)
+
+    def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
+        """The state with more true labels, as `Learning.learn`; images are not looked at."""
+        state.require(self.name, self.layout, model.content_hash)
+        self._ring(state)
+        labels = class_labels(rows.labels, len(rows.labels), model.classes)
+        after = Ring(state.tensors["labels"], state.tensors["labelled"]).push(labels.cpu())
+        return replace(state, tensors={**state.tensors, "labels": after.buffer, "labelled": after.seen})
 
     def correct(self, model: FrozenModel, state: State, logits: Tensor, features: Tensor) -> Step:
         """Correct the logits [B, K] of one batch, as `PriorCorrection.correct`."""
@@ -129,12 +155,12 @@ class FedCal:
         before = self._ring(state)
         log_p = log_posteriors(logits)
         after = before.push(features.to(log_p) if self.estimator == "fm" else log_p)
-        new = state.next({self._kept: after.buffer, "rows": after.seen})
+        new = state.next({**state.tensors, self._kept: after.buffer, "rows": after.seen})
         source = source_prior(model, log_p)
         rows = (after if self.apply == "current" else before).rows().to(log_p)
         if len(rows) == 0:
             return corrected(new, log_p, source, source, features, {"rows": 0.0})
-        estimate = self._estimate(model, rows, source)
+        estimate = self._estimate(model, rows, source, self._known(state, source))
         prior = floored(rectify(estimate, self.rectify, self.alpha))
         return corrected(new, log_p, prior, source, features, {"rows": float(len(rows)), **estimate.signals})
 
@@ -143,30 +169,41 @@ class FedCal:
         return "features" if self.estimator == "fm" else "log_posteriors"
 
     def _ring(self, state: State) -> Ring:
-        if state.tensors.keys() != {self._kept, "rows"} or len(state.tensors[self._kept]) != self.window:
+        kept = {self._kept, "rows"} | ({"labels", "labelled"} if self.learns else set())
+        if state.tensors.keys() != kept or len(state.tensors[self._kept]) != self.window:
             raise StateMismatch(f"the state was not made by a window of {self.window} {self._kept}")
         return Ring(state.tensors[self._kept], state.tensors["rows"])
 
-    def _estimate(self, model: FrozenModel, rows: Tensor, source: Tensor) -> Estimate:
+    def _known(self, state: State, like: Tensor) -> Tensor | None:
+        """Weighted counts [K] of the true labels; None where they are not to count."""
+        if not self.learns:
+            return None
+        labels = Ring(state.tensors["labels"], state.tensors["labelled"]).rows()
+        return self.label_weight * torch.bincount(labels, minlength=len(like)).to(like)
+
+    def _estimate(self, model: FrozenModel, rows: Tensor, source: Tensor, known: Tensor | None) -> Estimate:
         match self.estimator:
             case "pl":
-                return pseudo_labels(rows, source, self.pseudo_count)
+                return pseudo_labels(rows, source, self.pseudo_count, known)
             case "em":
-                return maximum_likelihood(rows, source)
+                return maximum_likelihood(rows, source, known)
             case _:
-                return match_features(rows, prototypes(model), source)
+                found = match_features(rows, prototypes(model), source)
+                return found if known is None else averaged(found, len(rows), known)
 
 
-def pseudo_labels(log_p: Tensor, source: Tensor, pseudo_count: float) -> Estimate:
-    """Shares of the predicted classes among the rows log_p [n, K], n >= 1 (Eq. 6)."""
-    counts = torch.bincount(log_p.argmax(dim=-1), minlength=len(source)).to(source)
-    smoothed = (counts + pseudo_count * source) / (len(log_p) + pseudo_count)
-    return Estimate(counts / len(log_p), smoothed, {})
+def pseudo_labels(log_p: Tensor, source: Tensor, pseudo_count: float, known: Tensor | None = None) -> Estimate:
+    """Shares of the predicted classes among the rows log_p [n, K], n >= 1 (Eq. 6), and known counts [K] of others."""
+    counts, rows = torch.bincount(log_p.argmax(dim=-1), minlength=len(source)).to(source), float(len(log_p))
+    if known is not None:
+        counts, rows = counts + known, rows + float(known.sum())
+    smoothed = (counts + pseudo_count * source) / (rows + pseudo_count)
+    return Estimate(counts / rows, smoothed, {})
 
 
-def maximum_likelihood(log_p: Tensor, source: Tensor) -> Estimate:
-    """The prior under which the rows log_p [n, K], n >= 1, are most likely (Eq. 8 and 9)."""
-    maximum = maximise_likelihood(log_p, source, EM_STEPS, EM_TOLERANCE)
+def maximum_likelihood(log_p: Tensor, source: Tensor, known: Tensor | None = None) -> Estimate:
+    """The prior that makes the rows log_p [n, K], n >= 1, and known counts [K] most likely (Eq. 8 and 9)."""
+    maximum = maximise_likelihood(log_p, source, EM_STEPS, EM_TOLERANCE, known)
     return Estimate(maximum.prior, maximum.prior, maximum.signals(EM_TOLERANCE))
 
 
@@ -184,6 +221,12 @@ def match_features(features: Tensor, prototypes: Tensor, source: Tensor) -> Esti
         prior[measured] = prior[measured].sum() * nearest_mixture(columns, features.mean(dim=0), ridge)
     signals: dict[str, Signal] = {"condition": condition, "absent_classes": float((~measured).sum())}
     return Estimate(prior.to(source), prior.to(source), signals)
+
+
+def averaged(estimate: Estimate, rows: int, known: Tensor) -> Estimate:
+    """An estimate from so many rows, averaged with known counts [K] of others."""
+    raw, prior = ((rows * each + known) / (rows + known.sum()) for each in (estimate.raw, estimate.prior))
+    return Estimate(raw, prior, estimate.signals)
 
 
 def prototypes(model: FrozenModel) -> Tensor:

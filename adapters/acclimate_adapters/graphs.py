@@ -12,7 +12,7 @@ from torch import Tensor
 CAPACITY: Final = 8
 """Graphs that are kept."""
 PATIENCE: Final = 8
-"""Calls of one signature before it is captured: no fewer than a capture runs, so that no mix of sizes costs twice as much."""
+"""Calls of one signature before it is captured: as many as a capture runs, so that mixed sizes cost little more."""
 REMEMBERED: Final = 64
 """Signatures whose calls are counted."""
 WARM_UP: Final = 3

@@ -1,5 +1,6 @@
 """Label-free guard rails: a step that went wrong answers with the frozen model and leaves the state as it was."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -40,15 +41,26 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) 
         InputError, StateMismatch: as `Adapter.step`.
         NumericalError: the frozen model itself answers with non-finite numbers.
     """
+    return guard(lambda: adapter.step(model, state, x), state, lambda: model.frozen(model.batch(x)).logits)
+
+
+def guard(take: Callable[[], Step], state: State, frozen_logits: Callable[[], Tensor]) -> Step:
+    """A step behind the guard rails, as `guarded_step`.
+
+    Args:
+        take: takes the step.
+        state: before it.
+        frozen_logits: gives what the frozen model answers, [B, K]; called when the step does not tell and it matters.
+    """
     try:
-        step = adapter.step(model, state, x)
+        step = take()
     except NumericalError:
         step = None
-    if step is None or not _finite(step.state):
-        return _fall_back(state, require_finite(model.frozen(model.batch(x)).logits), collapse=False)
+    if step is None or not finite(step.state):
+        return _fall_back(state, require_finite(frozen_logits()), collapse=False)
     if not one_class(step.logits):
         return _signalling(step, collapse=False)
-    frozen = step.frozen_logits if step.frozen_logits is not None else model.frozen(model.batch(x)).logits
+    frozen = step.frozen_logits if step.frozen_logits is not None else frozen_logits()
     adapted = step.logits if step.uncorrected is None else step.uncorrected
     if collapsed(adapted, frozen):
         return _fall_back(state, frozen, collapse=True)
@@ -76,7 +88,8 @@ def collapsed(adapted: Tensor, frozen: Tensor) -> bool:
     return agreement < 0.5 and float(entropy(adapted).mean()) < float(entropy(frozen).mean())
 
 
-def _finite(state: State) -> bool:
+def finite(state: State) -> bool:
+    """Whether all numbers of a state are finite."""
     tensors = [t for t in state.tensors.values() if t.is_floating_point()]
     if not tensors:
         return True

@@ -2,19 +2,21 @@
 
 import copy
 import hashlib
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
-from acclimate_adapters.functional import class_labels, entropy
+from acclimate_adapters.functional import class_labels, entropy, finite
+from acclimate_adapters.graphs import Graphs, Outcome, filled, graphs_for
 from acclimate_adapters.probes import STATISTICS, Norm, Normalise, Probe, Recorder, instrument
 from acclimate_adapters.source import Source
+from acclimate_adapters.tree import Trees
+
+T = TypeVar("T")
 
 FEATURE_CHUNK = 128  # inputs per pass where any number may come at once
 
@@ -37,6 +39,9 @@ class Direction:
     constant: int  # channels whose values were all the same: their variance is 0
 
 
+Runtime: TypeAlias = Callable[[Tensor], Pass]
+
+
 class AnchorFeatures(NamedTuple):
     """The labelled anchors of the source as the classifier sees them."""
 
@@ -57,17 +62,19 @@ class FrozenModel:
         statistics: names of BatchNorm running statistics.
         skipped: BatchNorm layers that keep no running statistics and therefore cannot be adapted.
         anchor_features: features and labels of the source's anchors, taken once, here; None without anchors.
+        graphs: through which the passes on a CUDA device are replayed.
         content_hash: 16 hex digits over weights, running statistics, classifier name and source; a state made for one
             hash is refused by a model with another.
     """
 
-    def __init__(self, net: nn.Module, classifier: str, source: Source) -> None:
+    def __init__(self, net: nn.Module, classifier: str, source: Source, graphs: Graphs | None) -> None:
         """Take over a network that nobody else holds; callers use `from_module`."""
         self.content_hash = _content_hash(net, classifier, source)
         self.classifier = classifier
         self.skipped = instrument(net, classifier)
         self._net = net
-        self._thread = threading.local()
+        self._trees = Trees(net)
+        self._derived: dict[Callable[[FrozenModel], Any], Any] = {}
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
         self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
@@ -75,24 +82,37 @@ class FrozenModel:
         self.modules = (*self.parameters, *self.statistics)
         self.classes, self.feature_size = self._parameters[f"{classifier}.weight"].shape
         self.source = source
+        self.graphs = graphs or graphs_for(self.device)
+        self._runtime: Runtime | None = None
         self._check_source()
         self.anchor_features = self._anchor_features()
 
     @classmethod
-    def from_module(cls, net: nn.Module, *, classifier: str, source: Source) -> "FrozenModel":
+    def from_module(cls, net: nn.Module, *, classifier: str, source: Source, graphs: Graphs | None = None) -> Self:
         """Freeze a copy of a network.
 
         Args:
             net: maps x [B, C, H, W] to logits [B, K]; copied, so later changes to it have no effect.
             classifier: name of its last linear layer, whose input are the features.
             source: quantities of the training side.
+            graphs: of this model alone; by default those of its device.
 
         Raises:
             ConfigurationError: the classifier is no linear layer, a weight is not finite, or the source speaks of
                 other classes, features or modules than the network has.
         """
         with torch.inference_mode(False):
-            return cls(_ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source)
+            return cls(_ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source, graphs)
+
+    def with_runtime(self, runtime: Runtime) -> Self:
+        """The same model, whose frozen passes are computed by something else than torch, up to rounding.
+
+        Args:
+            runtime: from x [B, C, H, W], a batch that `batch` has checked, to features and logits on its device.
+        """
+        other = copy.copy(self)
+        other._runtime = runtime
+        return other
 
     @property
     def offers(self) -> frozenset[str]:
@@ -112,6 +132,13 @@ class FrozenModel:
         """Device of the weights."""
         return self._parameters[f"{self.classifier}.weight"].device
 
+    def derived(self, make: Callable[["FrozenModel"], T]) -> T:
+        """What a function makes of this model alone: computed once and kept, since a model never changes."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        result: T = self._derived[make]
+        return result
+
     def tensor(self, name: str) -> Tensor:
         """The global value of a module; never write to it."""
         return self._parameters[name] if name in self._parameters else self._buffers[name]
@@ -127,15 +154,27 @@ class FrozenModel:
         if not x.is_floating_point():
             raise InputError(f"a batch holds normalised floating-point numbers, not {x.dtype}")
         x = x.to(self.device, self.dtype)
-        if not bool(torch.isfinite(x).all()):
+        if not finite(x):
             raise InputError("the batch holds NaN or infinite numbers")
         with torch.inference_mode(False):
             return x.clone() if x.is_inference() else x  # autograd refuses tensors made in inference mode
 
     def frozen(self, x: Tensor) -> Pass:
-        """Features and logits of the unadapted model, without gradient."""
-        with torch.no_grad():
-            return self.run(x)
+        """Features and logits of the unadapted model, without gradient.
+
+        Graphs get it filled up to a power of two, so that few serve all sizes, if no row can depend on another.
+        """
+
+        if self._runtime is not None:
+            return self._runtime(x)
+
+        def pass_of(arguments: Sequence[Tensor]) -> Outcome:
+            answer = self.adapted(arguments[0], {})
+            return Outcome((answer.features, answer.logits))
+
+        batch = filled(x) if self.graphs.active and not self.skipped else x
+        features, logits = self.graphs.call("frozen", pass_of, (batch,)).tensors
+        return Pass(features[: len(x)], logits[: len(x)])
 
     def adapted(self, x: Tensor, tensors: Mapping[str, Tensor]) -> Pass:
         """Features and logits with some modules replaced by other tensors, without gradient."""
@@ -163,9 +202,10 @@ class FrozenModel:
         Raises:
             InputError: the network cannot take a batch of this shape.
         """
-        probe, tree = Probe(normalise), self._tree()
+        probe = Probe(normalise)
         try:
-            logits = probe.run((lambda batch: functional_call(tree, dict(tensors), batch)) if tensors else tree, x)
+            with self._trees.holding(tensors or {}) as tree:
+                logits = probe.run(tree, x)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:
@@ -183,29 +223,27 @@ class FrozenModel:
         statistic, with the unbiased variance (Eq. 5). Both come from one pass in which every layer normalises by its
         running statistics. Autograd stops at the earliest parameter asked for and does not run without one.
 
+        Each size of batch has a graph of its own: rows that fill one up would change statistics and mean gradient.
+
         Args:
             x: [B, C, H, W], a batch that `batch` has checked.
             modules: names of the modules wanted; all of them when None.
         """
         wanted = self.modules if modules is None else tuple(modules)
+        outcome = self.graphs.call(("direction", wanted), lambda arguments: self._direction(arguments[0], wanted), (x,))
+        (*tensors, logits, constant), undefined = outcome
+        return Direction(dict(zip(wanted, tensors, strict=True)), logits, undefined, int(constant))
+
+    def _direction(self, x: Tensor, wanted: tuple[str, ...]) -> Outcome:
         leaves = {n: self._parameters[n].detach().requires_grad_() for n in wanted if n in self._parameters}
         recorder = Recorder(frozenset(wanted) & self._buffers.keys())
         with torch.inference_mode(False), torch.set_grad_enabled(bool(leaves)):
             logits = self.run(x, leaves, recorder if recorder.wanted else None).logits
-            tensors = recorder.directions | _descent(logits, leaves)
-        own = {name: tensors[name] for name in wanted}
-        return Direction(own, logits.detach(), tuple(recorder.undefined), int(sum(recorder.constant)))
-
-    def _tree(self) -> nn.Module:
-        """The calling thread's own module tree over the shared tensors.
-
-        `functional_call` swaps tensors in the tree it is given while a pass runs, so no two threads may share one.
-        """
-        tree: nn.Module | None = getattr(self._thread, "tree", None)
-        if tree is None:
-            shared = {id(t): t for t in (*self._net.parameters(), *self._net.buffers())}
-            tree = self._thread.tree = copy.deepcopy(self._net, shared)
-        return tree
+            tensors = recorder.directions() | _descent(logits, leaves)
+        constant = recorder.constant()
+        own = (tensors[name] for name in wanted)
+        constants = logits.new_zeros(()) if constant is None else constant
+        return Outcome((*own, logits.detach(), constants), tuple(recorder.undefined))
 
     def _check_source(self) -> None:
         for name, value in (self._parameters | self._buffers).items():
@@ -262,7 +300,7 @@ def require_finite(logits: Tensor) -> Tensor:
     Raises:
         NumericalError: some are not finite.
     """
-    if not bool(torch.isfinite(logits).all()):
+    if not finite(logits):
         raise NumericalError("the model answered with non-finite logits")
     return logits
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Step
 from acclimate_adapters.functional import entropy
-from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
 
@@ -31,7 +31,10 @@ class NoAdaptation:
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return self.on_frozen(model, state, model.frozen(model.batch(x)))
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
         state.require(self.name, self.layout, model.content_hash)
-        frozen = model.frozen(model.batch(x))
         logits = require_finite(frozen.logits)
         return Step(logits, state.next(), {"entropy": float(entropy(logits).mean())}, logits, frozen.features)

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Signal, Step
 from acclimate_adapters.functional import entropy, single
-from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
+TINY = 1e-300  # keeps a row that no class explains from being 0 / 0
 FLOOR = 1e-6  # smallest prior of a class: a class that was not seen yet stays possible
 
 
@@ -50,9 +52,8 @@ class Maximum(NamedTuple):
         return {"converged": converged, "iterations": float(self.steps), "likelihood_gain": self.gain}
 
 
-def correct_frozen(adapter: PriorCorrection, model: FrozenModel, state: State, x: Tensor) -> Step:
-    """`correct` on what the frozen model answers to the batch x [B, C, H, W]: the `step` of a prior correction."""
-    frozen = model.frozen(model.batch(x))
+def correct_frozen(adapter: PriorCorrection, model: FrozenModel, state: State, frozen: Pass) -> Step:
+    """`correct` on what the frozen model answers to a batch: the `on_frozen` of a prior correction."""
     step = adapter.correct(model, state, frozen.logits, frozen.features)
     return replace(step, frozen_logits=frozen.logits, uncorrected=frozen.logits)
 
@@ -82,27 +83,37 @@ def floored(prior: Tensor, floor: float = FLOOR) -> Tensor:
     return floor + above * ((1 - len(prior) * floor) / above.sum())
 
 
-def maximise_likelihood(log_p: Tensor, source: Tensor, steps: int, tolerance: float = 0.0) -> Maximum:
-    """Maximum-likelihood prior by EM (Saerens et al. 2002; FedCal, Eq. 8 and 9), in log space.
+def maximise_likelihood(
+    log_p: Tensor, source: Tensor, steps: int, tolerance: float = 0.0, known: Tensor | None = None
+) -> Maximum:
+    """Maximum-likelihood prior by EM (Saerens et al. 2002; FedCal, Eq. 8 and 9).
 
     E-step  r_i = p_s(.|x_i) q / p_s, rows normalised    (Eq. 8 with its general form's division by p_s)
     M-step  q = mean of r_i over i                       (Eq. 9)
 
-    Starts from q = p_s. Never raises when it has not converged: `change` tells.
+    Starts from q = p_s. Never raises when it has not converged: `change` tells. Up to a hundred steps over few numbers
+    each cost their calls alone, so they are taken in NumPy, in double precision on the CPU.
 
     Args:
         log_p: [n, K], log-posteriors under the training prior, n >= 1.
         source: p_s [K], positive.
         steps: most steps taken, >= 1.
         tolerance: stops after a step that changed q by less than this in L1.
+        known: [K], weighted counts of labelled rows, which the M-step adds; see `learning`.
     """
-    likelihood = log_p - source.log()  # [n, K], log p(x_i|k) up to a row constant
-    log_q, change, taken = source.log(), math.inf, 0
+    q = source.cpu().double().numpy()
+    log_likelihood = log_p.cpu().double().numpy() - np.log(q)  # [n, K], log p(x_i|k) up to a row constant
+    most = log_likelihood.max(axis=1)
+    likelihood = np.exp(log_likelihood - most[:, None]) + TINY
+    labelled = np.zeros_like(q) if known is None else known.cpu().double().numpy()
+    columns = likelihood.T / (len(likelihood) + labelled.sum())
+    labelled = labelled / (len(likelihood) + labelled.sum())
+    change, taken = math.inf, 0
     while taken < steps and not change < tolerance:
-        new = torch.log_softmax(likelihood + log_q, dim=-1).logsumexp(dim=0) - math.log(len(log_p))
-        log_q, change, taken = new, float((new.exp() - log_q.exp()).abs().sum()), taken + 1
-    gain = float(torch.logsumexp(likelihood + log_q, dim=-1).mean())  # p_s itself gives 0: the posteriors sum to 1
-    return Maximum(log_q.exp(), taken, change, gain)
+        new = q * (columns @ (1 / (likelihood @ q))) + labelled
+        q, change, taken = new, float(np.abs(new - q).sum()), taken + 1
+    gain = float((np.log(likelihood @ q) + most).mean())  # p_s itself gives 0: the posteriors sum to 1
+    return Maximum(torch.from_numpy(q).to(source), taken, change, gain)
 
 
 def corrected(

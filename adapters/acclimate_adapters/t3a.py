@@ -12,7 +12,7 @@ from acclimate_adapters.adapter import Step
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, integer
-from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
 Tensors = Mapping[str, Tensor]
@@ -70,10 +70,13 @@ class T3a:
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return self.on_frozen(model, state, model.frozen(model.batch(x)))
+
+    def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
+        """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
         state.require(self.name, self.layout, model.content_hash)
         if state.tensors["supports"].shape[1] != self.filter_k:
             raise StateMismatch(f"the state was not made by filter_k={self.filter_k}")
-        frozen = model.frozen(model.batch(x))
         require_finite(frozen.logits)
         held = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
         new = add_supports(held, frozen.features, frozen.logits)

@@ -1,0 +1,151 @@
+"""Steps of several clients at once: rows that only need the same pass of the network go through it together.
+
+In evaluation mode no row depends on another, so a client's step is, up to rounding, what it is alone; and one that
+fails, fails alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from acclimate_adapters.adapter import Adapter, FrozenOnly, Step
+from acclimate_adapters.balanced import Balanced
+from acclimate_adapters.balanced_passes import Passes
+from acclimate_adapters.guard import finite, guard
+from acclimate_adapters.model import FrozenModel, Pass
+from acclimate_adapters.state import State
+
+T = TypeVar("T")
+Places: TypeAlias = Sequence[int]
+"""Which of the works are meant, by their index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step to be taken.
+
+    Args:
+        adapter: the client's.
+        state: the client's.
+        x: [B, C, H, W], its batch, normalised.
+        compare: whether the step has to tell the frozen logits, even if the adapter needs none.
+    """
+
+    adapter: Adapter
+    state: State
+    x: Tensor
+    compare: bool = False
+
+
+def mergeable(adapter: Adapter, model: FrozenModel) -> bool:
+    """Whether steps of this adapter share their passes with others; never where a layer normalises by the batch."""
+    return isinstance(adapter, FrozenOnly | Balanced) and not model.skipped
+
+
+def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | None = None) -> list[Step | Exception]:
+    """The guarded step of each work, or what it raised; up to rounding, what `guarded_step` gives for it alone.
+
+    Those that need only the frozen pass share one, whatever their adapters, and with it the others that are to tell the
+    frozen logits. `balanced` clients of equal hyper-parameters share theirs. All others are taken one by one.
+
+    Args:
+        model: the frozen model.
+        works: one for each client, no client twice.
+        passes: what runs the network for `balanced`; torch by default.
+    """
+    checked = [attempt(partial(_checked, model, work)) for work in works]
+    sound = {i: work for i, work in enumerate(checked) if isinstance(work, Work)}
+    frozen = _frozen_passes(model, sound)
+    balanced = _balanced_steps(model, sound, passes)
+
+    def take(i: int, work: Work) -> Step:
+        pass_of = _once(lambda: frozen[i] if i in frozen else model.frozen(work.x))
+        step = guard(lambda: _step(model, work, pass_of, balanced.get(i), passes), work.state, lambda: pass_of().logits)
+        missing = work.compare and step.frozen_logits is None
+        return replace(step, frozen_logits=pass_of().logits) if missing else step
+
+    return [attempt(partial(take, i, work)) if isinstance(work, Work) else work for i, work in enumerate(checked)]
+
+
+def attempt(work: Callable[[], T]) -> T | Exception:
+    """What the work gives, or what it raises."""
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _checked(model: FrozenModel, work: Work) -> Work:
+    return replace(work, x=model.batch(work.x))
+
+
+def _step(
+    model: FrozenModel, work: Work, pass_of: Callable[[], Pass], merged: Step | None, passes: Passes | None
+) -> Step:
+    match work.adapter:
+        case Balanced() as adapter:
+            return merged if merged is not None else adapter.step_many(model, [work.state], [work.x], passes)[0]
+        case FrozenOnly() as adapter:
+            return adapter.on_frozen(model, work.state, pass_of())
+        case adapter:
+            return adapter.step(model, work.state, work.x)
+
+
+def _frozen_passes(model: FrozenModel, works: Mapping[int, Work]) -> dict[int, Pass]:
+    """The frozen passes that several works can share; none of those whose shared pass fails."""
+    merging = {i: work for i, work in works.items() if mergeable(work.adapter, model)}
+    wanted = [i for i, work in merging.items() if work.compare or isinstance(work.adapter, FrozenOnly)]
+    found: dict[int, Pass] = {}
+    for places in _alike(wanted, lambda i: works[i].x.shape[1:]):
+        merged = attempt(partial(_frozen_pass, model, [works[i].x for i in places]))
+        if isinstance(merged, list):
+            found |= zip(places, merged, strict=True)
+    return found
+
+
+def _balanced_steps(model: FrozenModel, works: Mapping[int, Work], passes: Passes | None) -> dict[int, Step]:
+    """The steps of `balanced` that several works share; none of those whose shared step fails for somebody."""
+    adapters = {
+        i: work.adapter for i, work in works.items() if isinstance(work.adapter, Balanced) and not model.skipped
+    }
+    found: dict[int, Step] = {}
+    for places in _alike(adapters, lambda i: (adapters[i], works[i].x.shape[1:])):
+        states, batches = [works[i].state for i in places], [works[i].x for i in places]
+        steps = attempt(partial(adapters[places[0]].step_many, model, states, batches, passes))
+        # what overflows for one client is NaN for the others, whose sums it enters with a weight of 0
+        if isinstance(steps, list) and all(finite(step.state) for step in steps):
+            found |= zip(places, steps, strict=True)
+    return found
+
+
+def _alike(places: Iterable[int], key: Callable[[int], Hashable]) -> list[Places]:
+    """The places in groups of equal keys, without those that are alone."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i in places:
+        groups[key(i)].append(i)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _frozen_pass(model: FrozenModel, batches: Sequence[Tensor]) -> list[Pass]:
+    """The part of each batch [B, C, H, W] in one pass. On a CPU any number of rows runs as it is: none is filled up."""
+    merged, sizes = model.frozen(torch.cat(list(batches))), [len(x) for x in batches]
+    return [
+        Pass(*part) for part in zip(*(torch.split(t, sizes) for t in (merged.features, merged.logits)), strict=True)
+    ]
+
+
+def _once(make: Callable[[], T]) -> Callable[[], T]:
+    """Make something when it is first asked for, and once."""
+    made: list[T] = []
+
+    def get() -> T:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
