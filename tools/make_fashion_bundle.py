@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from acclimate_adapters import Source
+from acclimate_adapters import FrozenModel, Source
 from acclimate_store import InputSpec, Manifest, write_bundle
+from acclimate_store.add_onnx import export_graphs
 from acclimate_store.shallow_cnn import ShallowCNN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,9 +96,10 @@ def make_bundle(benchmark: Path, store: Path) -> Path:
         licence="Apache-2.0; trained on Fashion-MNIST, MIT, Zalando SE: see LICENSE.txt",
         provenance=PROVENANCE,
     )
-    return write_bundle(
-        store, manifest, net, read_source(benchmark / "hybrid"), extra={"LICENSE.txt": LICENCE.encode()}
-    )
+    source = read_source(benchmark / "hybrid")
+    model = FrozenModel.from_module(net, classifier=manifest.classifier, source=source)
+    graphs = export_graphs(model, manifest.input.shape, print)
+    return write_bundle(store, manifest, net, source, extra={"LICENSE.txt": LICENCE.encode(), **graphs})
 
 
 def read_source(folder: Path) -> Source:

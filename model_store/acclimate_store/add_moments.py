@@ -4,7 +4,7 @@ Only sums over images leave the loop; nothing about a single image is kept.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from acclimate_store.architectures import build
 from acclimate_store.bundle import Bundle, write_bundle
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import BundleExists, MomentsError
-from acclimate_store.integrity import REQUIRED_FILES
+from acclimate_store.integrity import GRAPHS, REQUIRED_FILES
 from acclimate_store.labelled import LabelledImages, labelled_images
 from acclimate_store.manifest import Manifest
 from acclimate_store.tensors import load_weights
@@ -53,14 +53,15 @@ def add_moments(
             "'balanced' corrects its class prior and needs no moments for that"
         )
     images = labelled_images(data, bundle.manifest.input.shape)
-    manifest = _renewed(bundle.manifest, new, images)
+    made = f"Class moments of {key} measured on {images.rows} labelled images of {images.path.name}."
+    manifest = renewed(bundle.manifest, new, made)
     if catalogue.directory(new).exists():  # said now, and not after the measurement
         raise BundleExists(f"{new} is published already and never changes; name another version")
     try:
         moments = source_moments(bundle.model, _batches(bundle, images, progress))
     except (ConfigurationError, InputError) as error:
         raise MomentsError(f"{data}: {error}") from error
-    _publish(catalogue, key, manifest, replace(bundle.model.source, moments=moments))
+    publish(catalogue, key, manifest, replace(bundle.model.source, moments=moments), {})
     return new
 
 
@@ -86,16 +87,22 @@ def _batches(
         progress(done, images.rows)
 
 
-def _renewed(manifest: Manifest, new: BundleKey, images: LabelledImages) -> Manifest:
-    made = f"Class moments of {manifest.key} measured on {images.rows} labelled images of {images.path.name}."
+def renewed(manifest: Manifest, new: BundleKey, made: str) -> Manifest:
+    """The manifest of a new version, which says how it was made."""
     changes = {"version": new.version, "provenance": f"{manifest.provenance} {made}"}
     return Manifest.from_json(manifest.model_copy(update=changes).to_json())
 
 
-def _publish(catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source) -> None:
-    """Write the bundle of a manifest with the network and the other files of its origin."""
+def publish(
+    catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source, graphs: Mapping[str, bytes]
+) -> None:
+    """Write the bundle of a manifest with the network and the files of its origin, but other graphs.
+
+    Those of the origin are left out, since they are of a model with its source.
+    """
     directory, trusted = catalogue.directory(origin), catalogue.allowed_imports
     net = build(manifest.architecture, manifest.architecture_options, trusted)
     load_weights(net, directory)
-    extra = {file: (directory / file).read_bytes() for file in manifest.files if file not in REQUIRED_FILES}
-    write_bundle(catalogue.root, manifest, net, source, extra=extra, allowed_imports=trusted)
+    others = [file for file in manifest.files if file not in (*REQUIRED_FILES, *GRAPHS)]
+    extra = {file: (directory / file).read_bytes() for file in others}
+    write_bundle(catalogue.root, manifest, net, source, extra={**extra, **graphs}, allowed_imports=trusted)

@@ -5,10 +5,8 @@ export.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import onnxruntime  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
@@ -17,10 +15,12 @@ from acclimate_adapters import FrozenModel
 from acclimate_adapters.balanced_passes import Passed, Rows, Terms, bent_pass
 from acclimate_adapters.moments import SourceMoments
 from acclimate_store.errors import GraphError
+from acclimate_store.onnx_export import export
+from acclimate_store.onnx_sessions import MODEL, OnnxSession
 
 INPUTS = (*Rows._fields, *Terms._fields)
 OUTPUTS = Passed._fields[:-1]  # all but the names of the layers
-MODEL, LAYERS = "acclimate.model", "acclimate.layers"  # metadata: content hash; names of the layers in their order
+LAYERS = "acclimate.layers"  # metadata: names of the layers in their order
 
 
 class BentNetwork(nn.Module):
@@ -57,21 +57,11 @@ def export_balanced(model: FrozenModel, shape: Sequence[int]) -> bytes:
         raise GraphError("the model has no BatchNorm layer to bend: `balanced` runs it as it is")
     network, inputs = BentNetwork(model, source), _example(source, source.prior.new_zeros(3, *shape))
     any_number, by_client = {0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}
+    shapes = ((any_number, any_number, any_number | by_client, by_client, by_client, *[any_number] * 3),)
     with torch.no_grad():
         layers = network.passed(*inputs).layers
-        program = torch.onnx.export(
-            network,
-            inputs,
-            dynamo=True,
-            dynamic_shapes=((any_number, any_number, any_number | by_client, by_client, by_client, *[any_number] * 3),),
-            input_names=INPUTS,
-            output_names=OUTPUTS,
-            verbose=False,
-        )
-    assert program is not None  # it is None without `dynamo`
-    program.model.metadata_props.update({MODEL: model.content_hash, LAYERS: json.dumps(layers)})
-    graph: bytes = program.model_proto.SerializeToString()
-    return graph
+    metadata = {MODEL: model.content_hash, LAYERS: json.dumps(layers)}
+    return export(network, inputs, shapes, (INPUTS, OUTPUTS), metadata)
 
 
 def _example(source: SourceMoments, x: Tensor) -> tuple[Tensor, ...]:
@@ -82,33 +72,17 @@ def _example(source: SourceMoments, x: Tensor) -> tuple[Tensor, ...]:
 
 
 class OnnxPasses:
-    """Runs a graph of `export_balanced`; to be given to `Balanced.step_many`.
-
-    Args:
-        graph: what `export_balanced` gave.
-        model: the model it was exported from.
-        threads: of ONNX Runtime; as many as there are cores by default.
-
-    Raises:
-        GraphError: it is no such graph, or that of another model.
-    """
+    """Runs a graph of `export_balanced`; to be given to `Balanced.step_many`. Arguments as of `OnnxSession`."""
 
     def __init__(self, graph: bytes, model: FrozenModel, threads: int | None = None) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0
-        self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        about: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
-        if about.get(MODEL) != model.content_hash:
-            raise GraphError(
-                f"the graph is that of model {about.get(MODEL)}, not of {model.content_hash}; export it anew"
-            )
-        self._layers = tuple(json.loads(about[LAYERS]))
+        self._session = OnnxSession(graph, model, threads)
+        self._layers = tuple(json.loads(self._session.metadata[LAYERS]))
 
     def __call__(self, rows: Rows, terms: Terms) -> Passed:
         """As `Passes`."""
         noise = torch.zeros_like(terms.most) if terms.noise is None else terms.noise
-        feed: dict[str, Any] = {n: t.numpy() for n, t in zip(INPUTS, (*rows, *terms[:-1], noise), strict=True)}
-        return Passed._make((*map(torch.from_numpy, self._session.run(OUTPUTS, feed)), self._layers))
+        outputs = self._session.run(OUTPUTS, dict(zip(INPUTS, (*rows, *terms[:-1], noise), strict=True)))
+        return Passed._make((*outputs, self._layers))
 
 
 def _nothing() -> None:

@@ -13,21 +13,35 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, Source
+from acclimate_adapters.balanced_passes import Passes
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.architectures import build
 from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError
 from acclimate_store.integrity import MODEL_FILE, check_files
 from acclimate_store.manifest import MANIFEST_FILE, Manifest
+from acclimate_store.runtimes import Choice, choose
 from acclimate_store.sources import check_source, encode_source, read_source
+from acclimate_store.staging import Staging
 from acclimate_store.tensors import encode_tensors, load_weights
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A model ready to serve."""
+    """A model ready to serve.
+
+    Args:
+        manifest: of the bundle.
+        model: the model.
+        runtime: name and version of what computes the frozen passes.
+        passes: what computes those of `balanced`; None for torch.
+        staging: the way to the model's device, if that is not the host's memory.
+    """
 
     manifest: Manifest
     model: FrozenModel
+    runtime: str
+    passes: Passes | None = None
+    staging: Staging | None = None
 
     def prepare(self, images: NDArray[Any]) -> Tensor:
         """Normalised network input on the model's device; see `InputSpec.normalise`.
@@ -38,18 +52,26 @@ class Bundle:
         Raises:
             InputError: another shape or type.
         """
-        return self.manifest.input.normalise(images, self.model.device)
+        batch = images if self.staging is None else self.staging.send(images)
+        return self.manifest.input.normalise(batch, self.model.device)
 
 
-def load_bundle(directory: Path, device: torch.device | str = "cpu", allowed_imports: Collection[str] = ()) -> Bundle:
+def load_bundle(
+    directory: Path,
+    device: torch.device | str = "cpu",
+    allowed_imports: Collection[str] = (),
+    runtime: Choice = "torch",
+) -> Bundle:
     """Verify a bundle, build its network and try it.
 
     Args:
         directory: `<store>/<name>/<version>`.
         device: where the model will run.
         allowed_imports: see `architectures.build`.
+        runtime: see `runtimes.choose`.
 
     Raises:
+        GraphError: see `runtimes.choose`.
         ManifestError: the manifest is missing or malformed.
         IntegrityError: a file is missing, changed or unlisted.
         ArchitectureError: the network cannot be built.
@@ -66,9 +88,10 @@ def load_bundle(directory: Path, device: torch.device | str = "cpu", allowed_imp
     if model.classes != len(manifest.classes):
         raise ManifestError(f"{manifest.key} names {len(manifest.classes)} classes, its network has {model.classes}")
     check_source(model)
-    bundle = Bundle(manifest, model)
-    _try(bundle)
-    return bundle
+    probe = _probe(manifest, model)
+    chosen = choose(runtime, model, directory, manifest.files, probe)
+    staging = Staging(model.device) if model.device.type == "cuda" else None
+    return Bundle(manifest, chosen.model, chosen.name, chosen.passes, staging)
 
 
 def inspect_bundle(directory: Path, allowed_imports: Collection[str] = ()) -> tuple[str, ...]:
@@ -83,7 +106,7 @@ def inspect_bundle(directory: Path, allowed_imports: Collection[str] = ()) -> tu
         lambda: read_source(directory, manifest.input),
     )
     problems = dict.fromkeys(problem for part in parts for problem in _problems(part))
-    return tuple(problems) or _problems(lambda: load_bundle(directory, allowed_imports=allowed_imports))
+    return tuple(problems) or _problems(lambda: load_bundle(directory, "cpu", allowed_imports, "auto"))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -133,7 +156,7 @@ def write_bundle(
     staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
         _write_files(staging, {**contents, MANIFEST_FILE: sealed.to_json().encode()})
-        load_bundle(staging, allowed_imports=allowed_imports)
+        load_bundle(staging, "cpu", allowed_imports, "auto")
         _publish(staging, target, sealed)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -172,16 +195,18 @@ def _read_network(directory: Path, manifest: Manifest, allowed_imports: Collecti
     return net
 
 
-def _try(bundle: Bundle) -> None:
-    """Answer one batch, a black image and a noise image, before any client's."""
-    noise = torch.randint(0, 256, (2, *bundle.manifest.input.shape), generator=torch.Generator().manual_seed(0))
+def _probe(manifest: Manifest, model: FrozenModel) -> Tensor:
+    """A batch, a black image and a noise image, that the network answered before any client's."""
+    noise = torch.randint(0, 256, (2, *manifest.input.shape), generator=torch.Generator().manual_seed(0))
     noise[0] = 0
     try:
-        logits = bundle.model.frozen(bundle.prepare(noise.to(torch.uint8).numpy())).logits
+        x = manifest.input.normalise(noise.to(torch.uint8), model.device)
+        logits = model.frozen(x).logits
     except Exception as error:  # foreign layers may raise anything
-        raise TensorError(f"{bundle.manifest.key} fails on a test batch: {error}") from error
+        raise TensorError(f"{manifest.key} fails on a test batch: {error}") from error
     if not bool(torch.isfinite(logits).all()):
-        raise TensorError(f"{bundle.manifest.key} answers a test batch with non-finite logits; check its weights")
+        raise TensorError(f"{manifest.key} answers a test batch with non-finite logits; check its weights")
+    return x
 
 
 def _problems(part: Callable[[], object]) -> tuple[str, ...]:

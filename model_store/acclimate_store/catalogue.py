@@ -11,6 +11,7 @@ import torch
 from acclimate_store.bundle import Bundle, inspect_bundle, load_bundle, read_manifest
 from acclimate_store.errors import BundleError, BundleNotFound, ManifestError
 from acclimate_store.manifest import MANIFEST_FILE, Manifest, is_bare_name
+from acclimate_store.runtimes import Choice
 
 
 class BundleKey(NamedTuple):
@@ -87,7 +88,13 @@ class Catalogue:
             raise ManifestError(f"the manifest in folder {key} is that of {manifest.key}; restore the folder's name")
         return manifest
 
-    def load(self, name: str, version: str | None = None, device: torch.device | str = "cpu") -> Bundle:
+    def load(
+        self,
+        name: str,
+        version: str | None = None,
+        device: torch.device | str = "cpu",
+        runtime: Choice = "torch",
+    ) -> Bundle:
         """Verify and load a bundle; see `load_bundle` for what can be wrong with it.
 
         Raises:
@@ -96,7 +103,7 @@ class Catalogue:
         """
         manifest = self.manifest(name, version)
         directory = self.directory(BundleKey(manifest.name, manifest.version))
-        return load_bundle(directory, device, self.allowed_imports)
+        return load_bundle(directory, device, self.allowed_imports, runtime)
 
     def verify(self, name: str, version: str | None = None) -> tuple[str, ...]:
         """Everything that is wrong with a bundle, not only the first thing; empty when it may be served.

@@ -1,4 +1,4 @@
-"""`acclimate models list|show|verify|add-moments`: a model store from the command line."""
+"""`acclimate models list|show|verify|add-moments|add-onnx`: a model store from the command line."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from acclimate_store.add_moments import add_moments
+from acclimate_store.add_onnx import add_onnx
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import BundleError
 
@@ -26,6 +27,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
         ("show", show_model, "print the manifest of a bundle"),
         ("verify", verify_model, "check every file and try the model"),
         ("add-moments", publish_moments, "measure what 'balanced' needs; publish the bundle anew with it"),
+        ("add-onnx", publish_graphs, "export the model for ONNX Runtime; publish the bundle anew with its graphs"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--store", type=Path, default=default_store, help="model store (default: %(default)s)")
@@ -33,7 +35,11 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
             command.add_argument("bundle", help="name, for its newest version, or name/version")
         if action is publish_moments:
             _add_data(command)
-        if action in (verify_model, publish_moments):
+        if action in (publish_moments, publish_graphs):
+            command.add_argument(
+                "--as", dest="version", metavar="VERSION", help="of the new bundle (default: the next)"
+            )
+        if action in (verify_model, publish_moments, publish_graphs):
             command.add_argument(
                 "--allow-import", action="append", default=[], metavar="MODULE:CALLABLE", help="architecture to trust"
             )
@@ -95,6 +101,21 @@ def publish_moments(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def publish_graphs(arguments: argparse.Namespace) -> int:
+    """Export the passes that need no gradient and publish the bundle with their graphs as a new version."""
+    catalogue = Catalogue(arguments.store, allowed_imports=tuple(arguments.allow_import))
+    try:
+        key = add_onnx(catalogue, BundleKey.parse(arguments.bundle), arguments.version, _say)
+    except BundleError as error:
+        return _fail(error)
+    print(f"{key}: published with ONNX graphs")
+    return 0
+
+
+def _say(what: str) -> None:
+    print(f"{what} ...", file=sys.stderr)
+
+
 def _add_data(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--data",
@@ -104,7 +125,6 @@ def _add_data(command: argparse.ArgumentParser) -> None:
         help="labelled images of the training side, every class among them: an .npz file with images [N, C, H, W], "
         "uint8 or float32 in 0..1, and integer labels [N]",
     )
-    command.add_argument("--as", dest="version", metavar="VERSION", help="of the new bundle (default: the next)")
 
 
 def _summary(catalogue: Catalogue, key: BundleKey) -> str:

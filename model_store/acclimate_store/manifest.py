@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -136,7 +137,7 @@ class InputSpec(Record):
         x = torch.tensor(batch, device=device) if isinstance(batch, np.ndarray) else batch.to(device)
         if x.ndim != 4 or x.shape[0] < 1 or tuple(x.shape[1:]) != self.shape:
             raise InputError(f"the model takes batches of shape [B, {self.extent}], B >= 1; got {list(x.shape)}")
-        return (self._unit(x) - self._per_channel(self.mean, x)).div_(self._per_channel(self.std, x))
+        return (self._unit(x) - _constant(self.mean, x.device)).div_(_constant(self.std, x.device))
 
     @property
     def extent(self) -> str:
@@ -147,14 +148,17 @@ class InputSpec(Record):
     def _unit(x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
             # A tensor and not a number: CUDA multiplies by the reciprocal of a number, which rounds differently.
-            return x.to(torch.float32).div_(torch.tensor(255.0, device=x.device))
+            return x.to(torch.float32).div_(_constant((255.0,), x.device))
         if x.dtype == torch.float32:
             return x
         raise InputError(f"the model takes uint8 (0..255) or float32 (0..1) pixels; got {x.dtype}")
 
-    @staticmethod
-    def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=x.device).view(1, -1, 1, 1)
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 [1, C, 1, 1], never written to: brought to the device once, since that waits for what it is doing."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
 
 
 class Manifest(Record):
@@ -162,8 +166,9 @@ class Manifest(Record):
 
     `architecture` is a registry name such as `acclimate:shallow_cnn` or `torchvision:resnet18`, or an import path
     `module:callable` that the operator allows; it is called with `architecture_options`. `classifier` is the module
-    name of the last layer. `files` maps every other file of the bundle to its sha256. `metrics` are free: name to
-    value. `provenance` says in words how the bundle was made.
+    name of the last layer. `files` maps every other file of the bundle to its sha256; `frozen.onnx` and
+    `balanced.onnx` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
+    `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]

@@ -106,7 +106,8 @@ async def _serve(settings: Settings) -> None:
             server = DrainingServer(config, service, settings.lead_s)
             server.heed_signals()
             listener.listen(BACKLOG)
-            print(_announcement(service, listener), f"acclimate: {summary(service.bundle.model)}", sep="\n", flush=True)
+            offered = f"acclimate: {summary(service.bundle.model)}"
+            print(_announcement(service, listener), offered, _computing(service), sep="\n", flush=True)
             await server.serve(sockets=[listener])
 
 
@@ -136,4 +137,11 @@ def _announcement(service: Service, listener: socket.socket) -> str:
     return (
         f"acclimate: serving {service.bundle.manifest.key} at http://{f'[{host}]' if ':' in host else host}:{port}, "
         f"state in {where} (durability {service.store_facts.durability})"
+    )
+
+
+def _computing(service: Service) -> str:
+    bundle = service.bundle
+    return (
+        f"acclimate: {bundle.runtime} on {bundle.model.device.type} computes what needs no gradient"
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from acclimate_adapters import AcclimateError
 from acclimate_service import answers
 from acclimate_service.adapter_machine import AdapterMachine, Asked, batch_of
+from acclimate_service.admission import Admission
 from acclimate_service.configuration import canonical
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
@@ -21,6 +22,7 @@ from acclimate_service.shadows import Guard
 from acclimate_service.state import ClientScope, StateError, StepFailed, StoreUnavailable
 from acclimate_service.state.machine import always
 from acclimate_service.telemetry import Telemetry
+from acclimate_service.waiting_rows import WaitingRows
 
 _log = logging.getLogger(__name__)
 _FROZEN = canonical("none", {})
@@ -47,6 +49,7 @@ class Engine:
         telemetry: Telemetry,
         *,
         max_waiting: int,
+        max_waiting_rows: int,
         outage: Outage,
         guard: Guard | None,
         note: Callable[[ClientScope, str], None],
@@ -55,7 +58,8 @@ class Engine:
 
         Args:
             sessions, machine, replies, telemetry: of the service.
-            max_waiting: most batches that may be under way.
+            max_waiting: most batches that may be under way; a client may have no more of them than it leaves free.
+            max_waiting_rows: most images in them, of those whose bodies have been read.
             outage: what becomes of them while Redis is away.
             guard: what compares frozen and adapted predictions; None if nobody does.
             note: told who was active, and how.
@@ -64,27 +68,21 @@ class Engine:
         self._machine = machine
         self._replies = replies
         self._telemetry = telemetry
-        self._max_waiting = max_waiting
+        self._admission = Admission(max_waiting)
+        self._waiting_rows = WaitingRows(max_waiting_rows)
         self._outage = outage
         self._guard = guard
         self._note = note
-        self._admitted = 0
 
     @contextmanager
-    def admission(self) -> Iterator[None]:
+    def admission(self, client: str) -> Iterator[None]:
         """Count a batch from before its body is read until it is answered, which bounds the memory of all of them.
 
         Raises:
             Problem: `too_many_requests`.
         """
-        if self._admitted >= self._max_waiting:
-            raise Problem("too_many_requests", f"{self._max_waiting} batches are waiting already; try again shortly")
-        self._admitted += 1
-        try:
-            with self._telemetry.waiting.track_inprogress():
-                yield
-        finally:
-            self._admitted -= 1
+        with self._admission.hold(client), self._telemetry.waiting.track_inprogress():
+            yield
 
     async def predict(self, batch: Batch) -> Reply:
         """Answer a batch, and fold it into the client's state unless `adapt` is off.
@@ -95,18 +93,23 @@ class Engine:
             Problem: what is wrong; nothing was changed unless its `committed` says otherwise.
             StateError: the same; its `committed` says whether the state may have changed.
         """
+        client, rows = batch.request.client.client, len(batch.images)
+        with self._waiting_rows.hold(client, rows):
+            reply = await self._answer(batch)
+        self._telemetry.state.answers.labels(reply.replayed).inc()
+        self._telemetry.rows.inc(rows)
+        self._telemetry.fallbacks.inc(reply.answer["signals"].get("fallback", 0))
+        return reply
+
+    async def _answer(self, batch: Batch) -> Reply:
         async with self._sessions.turn(batch.request) as turn:
             try:
-                reply = await (self._fold(batch, turn) if batch.adapt else self._look(batch, turn))
+                return await (self._fold(batch, turn) if batch.adapt else self._look(batch, turn))
             except StoreUnavailable as error:
                 if self._outage == "fail":
                     raise
                 _log.warning("a batch is answered by the global model: %s", error)
-                reply = await self._freeze(batch, turn, error)
-        self._telemetry.state.answers.labels(reply.replayed).inc()
-        self._telemetry.rows.inc(len(batch.images))
-        self._telemetry.fallbacks.inc(reply.answer["signals"].get("fallback", 0))
-        return reply
+                return await self._freeze(batch, turn, error)
 
     async def warm_up(self, images: NDArray[Any], configuration: str) -> None:
         """Take a step for nobody, so that no client waits for what torch does only once."""
@@ -119,7 +122,8 @@ class Engine:
         reply = await self._replies.of(client, applied)
         self._note(client, reply.answer["adapter"])
         if self._guard is not None and reply.replayed == "none":
-            self._guard.shadows.see(batch.request, batch.images)
+            given = [each["index"] for each in reply.answer["predictions"]]
+            self._guard.shadows.see(batch.request, batch.images, given, turn.session.config or "")
         if "guard" in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.answer["guard"])
         return reply

@@ -1,12 +1,27 @@
 """uvicorn, which gives load balancers time to learn that this replica is about to end."""
 
+import array
 import asyncio
+import select
 import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
 
 from acclimate_service.service import Service
+
+SO_ATTACH_FILTER = 26
+"""Linux's number for the option, which the module `socket` does not name."""
+DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+"""Classic BPF: load byte 13 of the TCP header, its flags; if SYN is not among them skip one; drop; let through."""
+LAST_IN_S = 0.1
+"""Time for handshakes under way to end, and for the requests that follow them to come."""
+LAST_IN_ROUNDS = 10
+"""So many times at most, should the loop be too busy to accept all within the first."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -35,3 +50,42 @@ class DrainingServer(uvicorn.Server):
         else:
             self._service.draining = True
             self._loop.call_soon_threadsafe(self._loop.call_later, self._lead_s, super().handle_exit, sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let in whoever is connected and nobody else, then end as uvicorn does."""
+        await let_last_in(sockets or [])
+        await super().shutdown(sockets)
+
+
+async def let_last_in(listeners: list[socket.socket]) -> None:
+    """Have the running loop accept every connection that its peer takes for made, so that closing resets none.
+
+    The kernel resets what is connected but not accepted when its listener closes. A balancer cannot know that nobody
+    looked at its request, and repeats no POST. Whose SYN is dropped sends it again after 1 s, and then meets a closed
+    port or the next process: nothing was sent, so the balancer may turn elsewhere. Without Linux this does nothing.
+    """
+    if sys.platform == "linux":
+        for listener in listeners:
+            refuse_newcomers(listener)
+        for _ in range(LAST_IN_ROUNDS):
+            await asyncio.sleep(LAST_IN_S)
+            if not any(map(_has_waiting, listeners)):
+                break
+
+
+def refuse_newcomers(listener: socket.socket) -> None:
+    """Drop every SYN to a listening TCP socket of Linux.
+
+    All else passes: the ACK that ends a handshake under way comes to the listener too, and without it a peer that takes
+    its connection for made would be reset. What was connected before has no part in the filter.
+    """
+    code = array.array("B", b"".join(struct.pack("HBBI", *step) for step in DROP_SYN))
+    program = struct.pack("HP", len(DROP_SYN), code.buffer_info()[0])
+    with suppress(OSError):  # a kernel without filters: a few connections are reset, as without this
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+def _has_waiting(listener: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(listener, select.POLLIN)
+    return bool(poller.poll(0))

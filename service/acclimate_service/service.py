@@ -17,6 +17,7 @@ from acclimate_service.clients import Clients
 from acclimate_service.cohort import Rounds
 from acclimate_service.configuration import Configurations, canonical
 from acclimate_service.cores import available_cores
+from acclimate_service.device_cache import DeviceCache
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.engine import Engine
 from acclimate_service.feedback import Feedback
@@ -45,6 +46,7 @@ from acclimate_service.state import (
 from acclimate_service.state.cohorts import Cohorts
 from acclimate_service.state.pools import Pools
 from acclimate_service.state_metrics import StateMetrics
+from acclimate_service.switching import Beginnings, Duels
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker, always
 from acclimate_store import Bundle, BundleKey, Catalogue
@@ -122,15 +124,17 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         store = StateStore(wire, limits)
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
-        machine = AdapterMachine(bundle, configurations, worker, telemetry)
+        machine = _machine(settings, bundle, configurations, worker, telemetry)
         keep = partial(_keep, settings, store, limits, machine)
-        sessions = keep(model, configurations.default, settings.cache_bytes, telemetry.state)
+        beginnings = _beginnings(settings, wire, limits, model, configurations.default, telemetry)
+        stack.push_async_callback(beginnings.evidence.aclose)
+        sessions = keep(model, beginnings.configuration, settings.cache_bytes, telemetry.state)
         stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
-        guard = _guard(settings, wire, limits, bundle.model, keep)
+        guard = _guard(settings, wire, limits, bundle.model, keep, sessions, beginnings)
         if guard is not None:
             stack.push_async_callback(guard.fleet.aclose)
             stack.push_async_callback(guard.shadows.aclose, settings.drain_budget_s)
-        announcements = _listen(link, sessions, guard, settings.tenant)
+        announcements = _listen(link, sessions, guard, settings.tenant, model)
         stack.push_async_callback(announcements.aclose)
         cohorts = Cohorts(wire, limits, model, settings.tenant)
         rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
@@ -139,6 +143,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         engine = Engine(
             *(sessions, machine, replies, telemetry),
             max_waiting=settings.max_waiting,
+            max_waiting_rows=settings.max_waiting_rows,
             outage=settings.store_outage,
             guard=guard,
             note=rounds.note,
@@ -154,6 +159,16 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         )
 
 
+def _machine(
+    settings: Settings, bundle: Bundle, configurations: Configurations, worker: Worker, telemetry: Telemetry
+) -> AdapterMachine:
+    return AdapterMachine(
+        *(bundle, configurations, worker, telemetry),
+        exact_above=settings.inline_max,
+        state_budget=settings.state_budget,
+    )
+
+
 def _private_redis(settings: Settings) -> EmbeddedRedis:
     return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
 
@@ -164,32 +179,56 @@ def _keep(
     limits: Limits,
     machine: AdapterMachine,
     scope: str,
-    configuration: str,
+    configuration: Callable[[], str],
     budget: int,
     metrics: StateMetrics,
 ) -> Sessions:
-    """The sessions of all clients in one scope, where they begin with this configuration."""
-    policy = Policy(configuration, journal=settings.journal, strict_engine=settings.strict_replay)
+    """The sessions of all clients in one scope, where they begin with what is the configuration then."""
 
     def begin(client: ClientScope) -> Session[Adapted]:
+        policy = Policy(configuration(), journal=settings.journal, strict_engine=settings.strict_replay)
         nonce = f"{settings.replica}~{new_id()}"
         return Session(Context(store, limits, client, scope, machine, policy, observer=metrics, nonce=nonce))
 
-    return Sessions(begin, budget, metrics)
+    device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
+    return Sessions(begin, budget, metrics, device_cache)
 
 
 def _guard(
-    settings: Settings, wire: Wire, limits: Limits, model: FrozenModel, keep: Callable[..., Sessions]
+    settings: Settings,
+    wire: Wire,
+    limits: Limits,
+    model: FrozenModel,
+    keep: Callable[..., Sessions],
+    sessions: Sessions,
+    beginnings: Beginnings,
 ) -> Guard | None:
+    if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
+        raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
     if settings.guard == "off":
         return None
-    fleet = Fleet(Pools(wire, limits, model.content_hash, settings.tenant), settings.guard, settings.guard_alpha)
+    pools = Pools(wire, limits, model.content_hash, settings.tenant, settings.secret)
+    fleet = Fleet(pools, settings.guard, settings.guard_alpha)
     budget, unseen = settings.cache_bytes // 4, StateMetrics(CollectorRegistry())
-    candidates = [
-        Candidate(name, keep(scope_of(model.content_hash, name), name, budget, unseen))
-        for name in _candidates(settings, model)
-    ]
-    return Guard(fleet, Shadows(candidates, settings.candidate_share, fleet))
+
+    def beside(what: str, configuration: str) -> Sessions:
+        return keep(scope_of(model.content_hash, what), lambda: configuration, budget, unseen)
+
+    names, duels = _candidates(settings, model), None
+    if settings.auto_switch:
+        pairs = {name: beside(f"{beginnings.default} {name}", canonical("none", {})) for name in names}
+        duels = Duels(beginnings, pairs, sessions, fleet)
+    shadows = Shadows([Candidate(name, beside(name, name)) for name in names], settings.candidate_share, fleet, duels)
+    return Guard(fleet, shadows, duels)
+
+
+def _beginnings(
+    settings: Settings, wire: Wire, limits: Limits, model: str, default: str, telemetry: Telemetry
+) -> Beginnings:
+    """What new clients begin with; always the default where nobody switches."""
+    pools = Pools(wire, limits, scope_of(model, default), settings.tenant, settings.secret)
+    alpha = settings.guard_alpha / max(1, len(settings.candidates))
+    return Beginnings(default, Fleet(pools, "adapt", alpha), telemetry, switches=settings.auto_switch)
 
 
 def _candidates(settings: Settings, model: FrozenModel) -> list[str]:
@@ -201,8 +240,8 @@ def _candidates(settings: Settings, model: FrozenModel) -> list[str]:
     return [canonical(name, {}) for name in settings.candidates]
 
 
-def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str) -> Announcements:
-    """Forget the states of clients that other replicas delete."""
+def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str, model: str) -> Announcements:
+    """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
     keepers = (sessions,) if guard is None else (sessions, guard.shadows)
 
     def dropped(name: str) -> None:
@@ -215,14 +254,19 @@ def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str) ->
         for keeper in keepers:
             keeper.drop_all()
 
-    announcements = Announcements(link, dropped, missed)
+    def wanted(name: str) -> None:
+        scope, owner, client = name.split("/", 2)
+        if (scope, owner) == (model, tenant):
+            sessions.hand_over(client)
+
+    announcements = Announcements(link, dropped, missed, wanted)
     announcements.start()
     return announcements
 
 
 def _load(settings: Settings) -> Bundle:
     catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    return catalogue.load(*BundleKey.parse(settings.model), _device(settings.device))
+    return catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
 
 
 def default_adapter(model: FrozenModel) -> str:

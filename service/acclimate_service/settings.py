@@ -12,6 +12,7 @@ from pydantic_settings import SettingsError as UnparsableSetting
 
 from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import Policy
+from acclimate_store.runtimes import Choice
 
 PREFIX: Final = "ACCLIMATE_"
 Guard: TypeAlias = Policy | Literal["off"]
@@ -72,6 +73,10 @@ class Settings(BaseSettings):
     threads: int | None = Field(None, ge=1)
     """Threads of one torch operation; by default the cores that the container may use, if torch would take more."""
 
+    runtime: Choice = "auto"
+    """What computes passes without gradient: `torch`; `onnx`, ONNX Runtime, for which the bundle must carry graphs; or
+    `auto`, that one where it can."""
+
     host: str = "127.0.0.1"
     """Address to listen on."""
 
@@ -93,14 +98,24 @@ class Settings(BaseSettings):
     max_waiting: int = Field(256, ge=1)
     """Most batches that may be under way, from the reading of their body to their answer; further ones get 429."""
 
+    max_waiting_rows: int = Field(8192, ge=1)
+    """Most images in batches under way, once their bodies are read; a batch that meets no other's is always taken."""
+
     request_timeout_ms: int = Field(30_000, ge=1, le=600_000)
     """Deadline of a request that names none of its own, and the longest one it may name."""
 
     cache_bytes: int = Field(256 * 2**20, ge=0)
     """Memory for the states of recent clients."""
 
+    device_cache_bytes: int = Field(2**30, ge=0)
+    """How much of it may be memory of a CUDA device; states beyond wait in the host's memory for their next batch."""
+
     inline_max: int = Field(128 * 2**10, ge=1)
     """Largest state in bytes that every batch writes whole; of larger ones, the batches are written."""
+
+    state_budget: float = Field(1 / 8, gt=0, le=1)
+    """Share of its exact bytes that a stored state may take, where the adapter tolerates rounding (`atp`); 1 rounds
+    nothing. docs/reference-state.md says what it costs."""
 
     journal: bool = True
     """Keep the batches of large states in Redis until a snapshot covers them; without, each writes the whole state."""
@@ -123,6 +138,10 @@ class Settings(BaseSettings):
 
     candidate_share: float = Field(0.1, gt=0, le=1)
     """Share of the batches that the candidates see."""
+
+    auto_switch: bool = False
+    """Let a candidate that the labels prove better take the place of the default adapter: for new clients by the labels
+    of all, for a client that has the default by its own."""
 
     drain_lead_s: float | None = Field(None, ge=0, le=600)
     """Seconds from SIGTERM to the last new request, for balancers to learn of it; 5 with a shared Redis, else 0."""

@@ -1,17 +1,52 @@
-"""The one thread that runs torch."""
+"""The one thread that runs torch, and the queue of those who wait for it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
 T = TypeVar("T")
+W = TypeVar("W")
+Admit: TypeAlias = Callable[[], Awaitable[None]]
+Together: TypeAlias = Callable[[Sequence[W]], Sequence[T | Exception]]
+"""Does several pieces of work at once, and gives of each the result or what it raised."""
+
+MOST_ROWS: Final = 128
+"""Rows that are taken together: more gain little over two halves, and let whoever came in between wait too long."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Somebody who waits: for the turn, and then for the result."""
+
+    together: Together[Any, Any]
+    work: Any
+    rows: int | None  # None: it shares with nobody
+    turn: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    admitted: asyncio.Future[bool] = field(default_factory=asyncio.Future)
+    result: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+    def settle(self, outcome: Any) -> None:
+        """Tell the result, unless nobody waits for it any more."""
+        if self.result.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.result.set_exception(outcome)
+        else:
+            self.result.set_result(outcome)
 
 
 class Worker:
-    """Runs one piece of work after the other, in the order of the callers, away from the event loop."""
+    """Runs one piece of work after the other, in the order of the callers, away from the event loop.
+
+    Work that can be done together is: all of it that has queued up while the thread was busy, up to `MOST_ROWS`. Nobody
+    waits for company: a thread that has nothing to do begins with the first that comes.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         """Start the thread; `threads` are those of one torch operation, by default as many as torch would take.
@@ -21,12 +56,13 @@ class Worker:
         a third slower. A thread begins with the number that was set last in any other, hence the order.
         """
         threads = threads or torch.get_num_threads()
-        self._turn = asyncio.Lock()
+        self._queue: list[_Waiting] = []
+        self._serving: asyncio.Task[None] | None = None
         self._executor = ThreadPoolExecutor(1, "acclimate-torch")
         self._executor.submit(_take_threads, threads).result()
         torch.set_num_threads(1)
 
-    async def run(self, work: Callable[[], T], admit: Callable[[], Awaitable[None]]) -> T:
+    async def run(self, work: Callable[[], T], admit: Admit) -> T:
         """Wait for the thread, ask `admit` whether the work is still wanted, and do it.
 
         Work that has begun is finished even if the caller goes away, since a thread cannot be stopped; nobody else's
@@ -35,13 +71,87 @@ class Worker:
         Raises:
             Exception: whatever `admit` or `work` raises; when `admit` does, the work is not begun.
         """
-        async with self._turn:
-            await admit()
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        result: T = await self._wait(_Waiting(_alone, work, None), admit)
+        return result
+
+    async def share(self, together: Together[W, T], work: W, rows: int, admit: Admit) -> T:
+        """Like `run`, for work that `together` may do along with that of others who wait, and name the same `together`.
+
+        Whose `admit` raises is left out; the others go on without.
+
+        Args:
+            together: called in the thread.
+            work: handed to it.
+            rows: size of the work, of which at most `MOST_ROWS` come together; larger work comes alone.
+            admit: as in `run`.
+
+        Raises:
+            Exception: whatever `admit` raises, or `together` gives for this work.
+        """
+        result: T = await self._wait(_Waiting(together, work, rows), admit)
+        return result
 
     def close(self) -> None:
         """Finish the work at hand and stop the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+    async def _wait(self, waiting: _Waiting, admit: Admit) -> Any:
+        self._queue.append(waiting)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        try:
+            await waiting.turn
+            await admit()  # in the caller's own task, whose deadline may end it
+        except BaseException:
+            waiting.admitted.set_result(False)
+            with suppress(ValueError):
+                self._queue.remove(waiting)
+            raise
+        waiting.admitted.set_result(True)
+        return await waiting.result
+
+    async def _serve(self) -> None:
+        """Do what is in the queue until there is nothing left."""
+        while self._queue:
+            group = self._next()
+            for waiting in group:
+                if not waiting.turn.done():  # else its caller is just going away
+                    waiting.turn.set_result(None)
+            admitted = [waiting for waiting in group if await waiting.admitted]
+            if admitted:
+                await self._do(admitted)
+
+    def _next(self) -> list[_Waiting]:
+        """Take whoever has waited longest out of the queue, and who can be served along, in the order of arrival."""
+        first = self._queue[0]
+        group, rows = [first], first.rows or 0
+        for waiting in self._queue[1:]:
+            if first.rows is None or waiting.rows is None or waiting.together != first.together:
+                continue
+            if rows + waiting.rows > MOST_ROWS:
+                break
+            group.append(waiting)
+            rows += waiting.rows
+        taken = set(group)
+        self._queue = [waiting for waiting in self._queue if waiting not in taken]
+        return group
+
+    async def _do(self, group: Sequence[_Waiting]) -> None:
+        work = partial(group[0].together, [waiting.work for waiting in group])
+        try:
+            outcomes = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except BaseException as error:
+            outcomes = [error] * len(group)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for waiting, outcome in zip(group, outcomes, strict=True):
+                waiting.settle(outcome)
+
+
+def _alone(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
+    (work,) = works
+    return [work()]
 
 
 def _take_threads(number: int) -> None:

@@ -37,6 +37,8 @@ from acclimate_store.samples import load_streams
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "model_store" / "bundles"
 PROBLEM_FIELDS = {"type", "title", "status", "detail", "code", "retryable", "state_committed", "request_id", "error"}
+EXACT = 1.0
+"""Budget of stored states: answers are compared with those of uninterrupted runs, digit by digit."""
 Images = NDArray[np.uint8]
 T = TypeVar("T")
 
@@ -209,7 +211,8 @@ def make_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         stack.callback(GATE.open)
 
         def make(**settings: Any) -> Replica:
-            defaults = {"data_dir": tmp_path / str(next(numbers)), "model_store": BUNDLES, "threads": 1}
+            data_dir = tmp_path / str(next(numbers))
+            defaults = {"data_dir": data_dir, "model_store": BUNDLES, "threads": 1, "state_budget": EXACT}
             return stack.enter_context(running(Settings(**{**defaults, **settings})))
 
         yield make
@@ -218,7 +221,8 @@ def make_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 @pytest.fixture(scope="session")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     """A service that many tests share, each with clients of its own."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("shared"), model_store=BUNDLES, threads=1)
+    data_dir = tmp_path_factory.mktemp("shared")
+    settings = Settings(data_dir=data_dir, model_store=BUNDLES, threads=1, state_budget=EXACT)
     with running(settings) as shared:
         yield shared
 
@@ -226,7 +230,8 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 @pytest.fixture(scope="session")
 def run_service() -> Callable[..., AbstractContextManager[Replica]]:
     """Run a service with these settings for a block."""
-    return lambda **settings: running(Settings(**{"model_store": BUNDLES, "threads": 1, **settings}))
+    defaults = {"model_store": BUNDLES, "threads": 1, "state_budget": EXACT}
+    return lambda **settings: running(Settings(**{**defaults, **settings}))
 
 
 @pytest.fixture

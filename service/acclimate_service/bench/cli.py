@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from acclimate_service.bench import guard_cli
+from acclimate_service.bench import diet, guard_cli
 from acclimate_service.bench.accuracy import LeftOut, Result, count_clients, measure
 from acclimate_service.bench.cost import cli as cost_cli
 from acclimate_service.bench.methods import Method, choose
@@ -30,6 +30,7 @@ def add_parser(subparsers: "Subparsers") -> None:
     _add_outputs(accuracy)
     accuracy.set_defaults(run=run_accuracy)
     guard_cli.add_parser(commands)
+    diet.add_parser(commands)
     cost_cli.add_parsers(commands)
 
 

@@ -39,6 +39,7 @@ def _describe_model(bundle: Bundle, offered: tuple[Offer, ...]) -> dict[str, Any
         "name": manifest.name,
         "version": manifest.version,
         "architecture": manifest.architecture,
+        "runtime": bundle.runtime,
         "classes": list(manifest.classes),
         "input": dict(zip(("channels", "height", "width"), manifest.input.shape, strict=True)),
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},

@@ -50,7 +50,10 @@ class Machine(Protocol[S]):
         ...
 
     def size(self, state: S) -> int:
-        """About how many bytes `serialise` would give, without doing it."""
+        """About how many bytes a state takes, in memory and stored exactly; `serialise` may give fewer.
+
+        It is what a cache counts, and what is weighed against a batch: the batch is what keeps the state exact.
+        """
         ...
 
     def adapter(self, state: S) -> str:

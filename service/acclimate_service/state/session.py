@@ -18,6 +18,7 @@ clients whose turn is taken.
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Generic
 
 from acclimate_service.state.context import Context
@@ -61,6 +62,25 @@ class Session(Generic[S]):
     def version(self) -> int | None:
         """Version of the state in memory, if there is one."""
         return self._memory.held.seq if self._memory.held else None
+
+    @property
+    def config(self) -> str | None:
+        """Adapter and hyper-parameters of the state in memory, if there is one."""
+        return self._memory.held.config if self._memory.held else None
+
+    @property
+    def state(self) -> S | None:
+        """The state in memory, if there is one."""
+        return self._memory.held.state if self._memory.held else None
+
+    def exchange(self, old: S, new: S) -> None:
+        """Hold an equal state, which is in other memory, in the place of this one if it is still the newest.
+
+        For callers who know that no turn is being taken.
+        """
+        held = self._memory.held
+        if held is not None and held.state is old:
+            self._memory.held = replace(held, state=new)
 
     @property
     def journal(self) -> tuple[int, int]:
@@ -176,6 +196,15 @@ class Session(Generic[S]):
         held = self._memory.take()
         if held is not None:
             held.track.stale = True
+
+    async def hand_over(self) -> None:
+        """Let go of the state and of the journal at once, for a replica that waits for it; what is durable stays."""
+        held = self._memory.held
+        if held is None or not held.track.fence:
+            return
+        self.drop()
+        with suppress(StateError):  # the lease ends by itself
+            await self._context.store.journal.release(self._context.client, self._context.model, held.track.fence)
 
     async def evict(self) -> None:
         """Let go of the state, after a snapshot where it has a journal; a snapshot that fails loses nothing."""

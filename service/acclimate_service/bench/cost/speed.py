@@ -2,69 +2,100 @@
 
     acclimate bench speed [--repeats 40] [--device cuda] [--json FILE]
 
-Floor and step are measured in one process, in turn, on the same batch; the ratio of their medians is what counts, since
-absolute times depend on the machine.
+A floor and the steps compared with it are measured in one process, in turn, on the same batch; the ratio of their
+medians is what counts, since absolute times depend on the machine.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
-import torchvision
-from torch import Tensor, nn
+from torch import Tensor
 
-from acclimate_adapters import FrozenModel, Source, create
+from acclimate_adapters import FrozenModel, create
 from acclimate_adapters.functional import entropy
 from acclimate_service.bench.cost.measure import COLUMNS, in_turn
 from acclimate_service.bench.cost.report import Report
+from acclimate_service.bench.cost.speed_bed import Bed, fashion_cnn, resnet
 from acclimate_service.memory import keep_freed_memory
 
-CLASSES = 10
-TARGET = 1.5
+Work: TypeAlias = Callable[[], object]
+
+GRADIENT, FORWARD = "forward + backward + forward", "forward"
 
 
-def resnet18() -> nn.Module:
-    """A ResNet-18 of random weights; its speed is that of a trained one."""
-    torch.manual_seed(0)
-    net: nn.Module = torchvision.models.resnet18(num_classes=CLASSES).eval()
-    return net
+class Row(NamedTuple):
+    """A step that may cost a multiple of a floor, if it has a target."""
+
+    name: str
+    work: Work
+    target: float | None = None
 
 
-def freeze(net: nn.Module) -> FrozenModel:
-    """The network with a rate for every module, the most expensive case."""
-    prior = torch.full((CLASSES,), 1 / CLASSES)
-    bare = FrozenModel.from_module(net, classifier="fc", source=Source(prior=prior))
-    return FrozenModel.from_module(
-        net, classifier="fc", source=Source(prior=prior, rates=dict.fromkeys(bare.modules, 0.01))
-    )
-
-
-def floor(net: nn.Module, x: Tensor) -> Callable[[], object]:
-    """Forward, backward of the entropy, forward: what any gradient method of this kind has to compute."""
+def forward(bed: Bed) -> Work:
+    """One pass of the plain network, without gradient."""
 
     def work() -> Tensor:
-        net.zero_grad()
-        torch.autograd.backward(entropy(net(x)).mean())
         with torch.no_grad():
-            logits: Tensor = net(x)
+            logits: Tensor = bed.net(bed.x)
         return logits
 
     return work
 
 
-def online_step(model: FrozenModel, x: Tensor) -> Callable[[], object]:
-    """One ATP-online step after the other, each from the state of the last."""
-    adapter = create("atp", mode="online")
-    state = adapter.init(model)
+def forward_backward_forward(bed: Bed) -> Work:
+    """Forward, backward of the entropy, forward: what any gradient method of this kind has to compute."""
+    second = forward(bed)
 
-    def work() -> None:
-        nonlocal state
-        state = adapter.step(model, state, x).state
+    def work() -> object:
+        bed.net.zero_grad()
+        torch.autograd.backward(entropy(bed.net(bed.x)).mean())
+        return second()
 
     return work
 
 
-def finished(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+def steps(model: FrozenModel, x: Tensor, adapter: str, **parameters: float | str) -> Work:
+    """One step after the other, each from the state of the last; clients that can enrol have done so."""
+    method = create(adapter, **parameters)
+    state = method.init(model, **enrolment(model)) if adapter == "fedthe" else method.init(model)
+
+    def work() -> None:
+        nonlocal state
+        state = method.step(model, state, x).state
+
+    return work
+
+
+def enrolment(model: FrozenModel) -> dict[str, Tensor]:
+    """A personal head that was trained elsewhere."""
+    generator = torch.Generator().manual_seed(2)
+    head = torch.randn(model.classes, model.feature_size, generator=generator) / model.feature_size**0.5
+    return {"personal_head": head, "descriptor": torch.rand(model.feature_size, generator=generator)}
+
+
+def gradient_rows(bed: Bed, target: float) -> list[Row]:
+    """The steps whose floor is forward, backward, forward."""
+    return [Row("atp online", steps(bed.model, bed.x, "atp", mode="online"), target)]
+
+
+def forward_rows(bed: Bed) -> list[Row]:
+    """The steps whose floor is one pass: they only read its logits and features."""
+    return [
+        Row("fedcal em", steps(bed.model, bed.x, "fedcal", estimator="em"), 1.1),
+        Row("fedthe", steps(bed.model, bed.x, "fedthe"), 1.1),
+        Row("bbse", steps(bed.model, bed.x, "bbse"), 1.1),
+        Row("t3a", steps(bed.model, bed.x, "t3a"), 1.1),
+    ]
+
+
+def balanced_rows(bed: Bed) -> list[Row]:
+    """The steps that take two passes."""
+    return [Row("balanced", steps(bed.model, bed.x, "balanced"), 2.2)]
+
+
+def finished(work: Work, device: torch.device) -> Work:
     """The work including what a GPU does after the call has returned."""
     if device.type != "cuda":
         return work
@@ -76,17 +107,28 @@ def finished(work: Callable[[], object], device: torch.device) -> Callable[[], o
     return wait
 
 
+def compare(report: Report, bed: Bed, repeats: int, name: str, floor: Work, rows: Sequence[Row]) -> None:
+    """Measure a floor and its steps in turn, and add the table of them."""
+    device = bed.x.device
+    bare, *timings = in_turn(repeats, *(finished(work, device) for work in (floor, *(row.work for row in rows))))
+    where = f"{device.type}, {torch.get_num_threads()} threads"
+    size = " x ".join(map(str, bed.x.shape))
+    report.table(f"{bed.name}, {size}, over {name}: {where}, {repeats} repeats in turn (ms)", *COLUMNS)
+    report.row(name, *bare.cells())
+    for row, timing in zip(rows, timings, strict=True):
+        report.row(row.name, *timing.cells(bare, row.target))
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the ratios."""
     keep_freed_memory()  # as the service does
-    net = resnet18().to(options.device)
-    x = torch.rand(20, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(options.device)
-    works = (finished(work, x.device) for work in (floor(net, x), online_step(freeze(net), x)))
-    bare, step = in_turn(options.repeats, *works)
-    where = f"{x.device.type}, {torch.get_num_threads()} threads"
-    report = Report()
-    report.table(f"ResNet-18, 20 x 3 x 32 x 32, {where}, {options.repeats} repeats in turn (ms)", *COLUMNS)
-    report.row("forward + backward + forward", *bare.cells())
-    report.row("atp online step", *step.cells(bare, TARGET))
+    large, small, report = resnet(options.device), fashion_cnn(options.device), Report()
+    for bed, name, floor, rows in (
+        (large, GRADIENT, forward_backward_forward, gradient_rows(large, 1.3)),
+        (small, GRADIENT, forward_backward_forward, gradient_rows(small, 1.5)),
+        (large, FORWARD, forward, forward_rows(large)),
+        (large, FORWARD, forward, balanced_rows(large)),
+    ):
+        compare(report, bed, options.repeats, name, floor(bed), rows)
     report.finish(options.json)
     return 0

@@ -1,0 +1,120 @@
+"""What computes the passes that need no gradient: torch, or ONNX Runtime where a bundle carries their graphs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from acclimate_adapters import FrozenModel, Pass
+from acclimate_adapters.balanced import Balanced
+from acclimate_adapters.balanced_passes import Passes
+from acclimate_store.errors import GraphError
+from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH
+
+Choice: TypeAlias = Literal["auto", "onnx", "torch"]
+"""`auto` takes ONNX Runtime where it can; `onnx` insists on it."""
+TOLERANCE = 1e-4
+"""Largest difference from torch, relative to the largest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A model with what computes its passes.
+
+    Args:
+        name: of the runtime and its version; another one may differ in the last bits.
+        model: the model, whose frozen passes are computed by it.
+        passes: those of `balanced`; None for torch's.
+    """
+
+    name: str
+    model: FrozenModel
+    passes: Passes | None = None
+
+
+def choose(choice: Choice, model: FrozenModel, directory: Path, files: Mapping[str, str], probe: Tensor) -> Runtime:
+    """The runtime of a model, with as many threads as torch has in the calling one.
+
+    Args:
+        choice: what is wanted.
+        model: of the bundle.
+        directory: of the bundle.
+        files: of the bundle.
+        probe: a batch [B, C, H, W] that the runtime must answer like torch.
+
+    Raises:
+        GraphError: `onnx` cannot be had, with the reason; or a graph gives other answers than torch.
+    """
+    in_torch = Runtime(f"torch {torch.__version__}", model)
+    if choice == "torch":
+        return in_torch
+    obstacle = _obstacle(model, files)
+    if obstacle is None:
+        return _in_onnx(model, directory, files, probe)
+    if choice == "onnx":
+        raise GraphError(f"ONNX Runtime cannot serve this bundle: {obstacle}")
+    return in_torch
+
+
+def _obstacle(model: FrozenModel, files: Mapping[str, str]) -> str | None:
+    if FROZEN_GRAPH not in files:
+        return f"it carries no {FROZEN_GRAPH}; `acclimate models add-onnx` publishes a version that does"
+    if find_spec("onnxruntime") is None:
+        return 'onnxruntime is not installed; the extra "cpu" has it: pip install "acclimate[cpu]"'
+    from acclimate_store.onnx_sessions import provider_for  # torch alone is enough for a bundle without graphs
+
+    try:
+        provider_for(model.device)
+    except GraphError as error:
+        return str(error)
+    return None
+
+
+def _in_onnx(model: FrozenModel, directory: Path, files: Mapping[str, str], probe: Tensor) -> Runtime:
+    from acclimate_store.balanced_onnx import OnnxPasses
+    from acclimate_store.frozen_onnx import OnnxFrozen
+    from acclimate_store.onnx_sessions import version
+
+    threads = torch.get_num_threads()
+    frozen = OnnxFrozen((directory / FROZEN_GRAPH).read_bytes(), model, threads)
+    _check_frozen(model, frozen, probe)
+    passes = None
+    if BALANCED_GRAPH in files:
+        passes = OnnxPasses((directory / BALANCED_GRAPH).read_bytes(), model, threads)
+        _check_balanced(model, passes, probe)
+    return Runtime(version(), model.with_runtime(frozen), passes)
+
+
+def _check_frozen(model: FrozenModel, frozen: Callable[[Tensor], Pass], probe: Tensor) -> None:
+    x = model.batch(probe)
+    mine, other = model.frozen(x), frozen(x)
+    _check(FROZEN_GRAPH, (mine.features, other.features), (mine.logits, other.logits))
+
+
+def _check_balanced(model: FrozenModel, passes: Passes, probe: Tensor) -> None:
+    """By two clients, each with a part of the batch, since that is what the graph is for."""
+    adapter, batches = Balanced(), list(probe.chunk(2))
+    states = [adapter.init(model) for _ in batches]
+    in_torch, in_onnx = (adapter.step_many(model, states, batches, by) for by in (None, passes))
+    for mine, other in zip(in_torch, in_onnx, strict=True):
+        state = ((tensor, other.state.tensors[name]) for name, tensor in mine.state.tensors.items())
+        _check(BALANCED_GRAPH, (mine.logits, other.logits), *state)
+
+
+def _check(file: str, *answers: tuple[Tensor, Tensor]) -> None:
+    """Compare what torch gives with what a graph does.
+
+    Raises:
+        GraphError: they differ.
+    """
+    for mine, other in answers:
+        difference = float((mine - other).abs().max() / mine.abs().max().clamp_min(1e-12))
+        if not difference <= TOLERANCE:  # which NaN is not either
+            raise GraphError(
+                f"{file} answers a test batch otherwise than torch: they differ by {difference:.1e} of the largest "
+                f"value, more than {TOLERANCE:g}; export it anew with `acclimate models add-onnx`"
+            )
