@@ -1,10 +1,8 @@
 """Replicas that end as the service does, behind nginx and Envoy as deployed; times are shorter than the real ones."""
 
 import asyncio
-import ctypes
 import random
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -12,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+
+from acclimate_service.server import let_last_in
 
 SCALED = {
     "balance": (
@@ -32,9 +32,6 @@ SCALED = {
     ),
 }
 """Drain lead in seconds, and what is made shorter with it in the configuration of the balancer."""
-SO_ATTACH_FILTER = 26
-REFUSE_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
-"""Socket filter: load the TCP flags; where SYN is not among them skip the next; drop; let through."""
 
 
 class Backend:
@@ -65,8 +62,7 @@ class Backend:
         self._ends = asyncio.Event()
         server = await asyncio.start_server(self._converse, sock=self._listener)
         await self._ends.wait()
-        _let_nobody_in(self._listener)
-        await asyncio.sleep(0.05)  # who was there already is accepted
+        await let_last_in([self._listener])
         server.close()
         conversations = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*conversations)  # each ends with its reply, or the balancer closed it as idle
@@ -91,13 +87,6 @@ class Backend:
         writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: {connection}\r\n\r\nok".encode())
         await writer.drain()
         return not closes
-
-
-def _let_nobody_in(listener: socket.socket) -> None:
-    """Closing a listener resets whoever is connected and not yet accepted: let no more of them come first."""
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in REFUSE_SYN))
-    program = struct.pack("HP", len(REFUSE_SYN), ctypes.addressof(code))
-    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 class Load:
