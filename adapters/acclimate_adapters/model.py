@@ -1,7 +1,6 @@
 """The frozen global model: one network and its source quantities, shared by all clients and never written to."""
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
+from acclimate_adapters.freezing import content_hash, ordinary
 from acclimate_adapters.functional import class_labels, entropy, finite
 from acclimate_adapters.graphs import Graphs, Outcome, filled, graphs_for
 from acclimate_adapters.probes import STATISTICS, Norm, Normalise, Probe, Recorder, instrument
@@ -69,7 +69,7 @@ class FrozenModel:
 
     def __init__(self, net: nn.Module, classifier: str, source: Source, graphs: Graphs | None) -> None:
         """Take over a network that nobody else holds; callers use `from_module`."""
-        self.content_hash = _content_hash(net, classifier, source)
+        self.content_hash = content_hash(net, classifier, source)
         self.classifier = classifier
         self.skipped = instrument(net, classifier)
         self._net = net
@@ -102,7 +102,7 @@ class FrozenModel:
                 other classes, features or modules than the network has.
         """
         with torch.inference_mode(False):
-            return cls(_ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source, graphs)
+            return cls(ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source, graphs)
 
     def with_runtime(self, runtime: Runtime) -> Self:
         """The same model, whose frozen passes are computed by something else than torch, up to rounding.
@@ -274,18 +274,6 @@ class FrozenModel:
             raise ConfigurationError(f"source.anchors cannot be used: {error}") from error
 
 
-def _ordinary(net: nn.Module) -> nn.Module:
-    """The network with tensors that autograd accepts, even if it was made in inference mode."""
-    for module in net.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_inference():
-                module.register_parameter(name, nn.Parameter(parameter.clone()))
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_inference():
-                module.register_buffer(name, buffer.clone())
-    return net
-
-
 def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Negative gradient of the mean entropy: the gradient of its negative, which saves a pass over the weights."""
     if not leaves:
@@ -303,15 +291,3 @@ def require_finite(logits: Tensor) -> Tensor:
     if not finite(logits):
         raise NumericalError("the model answered with non-finite logits")
     return logits
-
-
-def _content_hash(net: nn.Module, classifier: str, source: Source) -> str:
-    digest = hashlib.sha256(classifier.encode())
-    tensors = {f"net.{name}": t for name, t in net.state_dict().items() if not name.endswith("num_batches_tracked")}
-    tensors |= {f"source.{name}": t for name, t in source.tensors().items()}
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"|{name}|{tensor.dtype}|{[*tensor.shape]}|".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    for name, rate in sorted((source.rates or {}).items()):
-        digest.update(f"|{name}|{float(rate).hex()}|".encode())
-    return digest.hexdigest()[:16]

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
+from acclimate_adapters import FrozenModel
 from acclimate_service.adapter_machine import Adapted, AdapterMachine
+from acclimate_service.choices import candidates_of, configurations_of, connected, limits_of, load_bundle
 from acclimate_service.clients import Clients
 from acclimate_service.cohort import Rounds
 from acclimate_service.configuration import Configurations, canonical
@@ -39,8 +40,6 @@ from acclimate_service.state import (
     StoreFacts,
     Wire,
     check,
-    check_windows,
-    connect,
     new_id,
 )
 from acclimate_service.state.cohorts import Cohorts
@@ -49,10 +48,8 @@ from acclimate_service.state_metrics import StateMetrics
 from acclimate_service.switching import Beginnings, Duels
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker, always
-from acclimate_store import Bundle, BundleKey, Catalogue
+from acclimate_store import Bundle
 
-RETRY_WINDOW_MS = 600_000
-"""Longest time within which callers are expected to retry a request."""
 PROBE_S = 1.0
 """Longest wait of the readiness probe for Redis; orchestrators give probes little more."""
 
@@ -110,16 +107,16 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         EmbeddedRedisError, StoreUnavailable, StoreUnfit: there is no Redis that could keep the states.
         SettingsError: a setting that this machine or model cannot serve, or one that contradicts another.
     """
-    limits = _limits(settings)
+    limits = limits_of(settings)
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
         worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
         stack.callback(worker.close)
-        bundle = await worker.run(lambda: _load(settings), always)
-        configurations = _configurations(settings, bundle.model)
+        bundle = await worker.run(lambda: load_bundle(settings), always)
+        configurations = configurations_of(settings, bundle.model)
         model = bundle.model.content_hash
         url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
-        link = await _connect(url)
+        link = await connected(url)
         wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
         store = StateStore(wire, limits)
         stack.push_async_callback(store.aclose)
@@ -214,7 +211,7 @@ def _guard(
     def beside(what: str, configuration: str) -> Sessions:
         return keep(scope_of(model.content_hash, what), lambda: configuration, budget, unseen)
 
-    names, duels = _candidates(settings, model), None
+    names, duels = candidates_of(settings, model), None
     if settings.auto_switch:
         pairs = {name: beside(f"{beginnings.default} {name}", canonical("none", {})) for name in names}
         duels = Duels(beginnings, pairs, sessions, fleet)
@@ -229,15 +226,6 @@ def _beginnings(
     pools = Pools(wire, limits, scope_of(model, default), settings.tenant, settings.secret)
     alpha = settings.guard_alpha / max(1, len(settings.candidates))
     return Beginnings(default, Fleet(pools, "adapt", alpha), telemetry, switches=settings.auto_switch)
-
-
-def _candidates(settings: Settings, model: FrozenModel) -> list[str]:
-    try:
-        for name in settings.candidates:
-            require(create(name), model)
-    except ConfigurationError as error:
-        raise SettingsError(f"ACCLIMATE_CANDIDATES: {error}") from error
-    return [canonical(name, {}) for name in settings.candidates]
 
 
 def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str, model: str) -> Announcements:
@@ -262,45 +250,3 @@ def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str, mo
     announcements = Announcements(link, dropped, missed, wanted)
     announcements.start()
     return announcements
-
-
-def _load(settings: Settings) -> Bundle:
-    catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    return catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
-
-
-def default_adapter(model: FrozenModel) -> str:
-    """`atp` for a model with learned rates, which encode the shifts of the source clients; else `none`."""
-    return "none" if missing(create("atp"), model) else "atp"
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch raises either, depending on how it was built
-        raise SettingsError(f"ACCLIMATE_DEVICE: {name} is not there: {str(error).splitlines()[0]}") from error
-
-
-def _configurations(settings: Settings, model: FrozenModel) -> Configurations:
-    try:
-        configurations = Configurations(settings.adapter or default_adapter(model), settings.adapter_options)
-        require(configurations.adapter(configurations.default), model)
-    except ConfigurationError as error:
-        raise SettingsError(f"ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: {error}") from error
-    return configurations
-
-
-def _limits(settings: Settings) -> Limits:
-    limits = Limits(inline_max=settings.inline_max, state_ttl_ms=settings.state_ttl_s * 1000)
-    try:
-        check_windows(limits, longest_request_ms=settings.request_timeout_ms, retry_window_ms=RETRY_WINDOW_MS)
-    except ValueError as error:
-        raise SettingsError(f"ACCLIMATE_STATE_TTL_S, ACCLIMATE_REQUEST_TIMEOUT_MS: {error}") from error
-    return limits
-
-
-async def _connect(url: str) -> Link:
-    try:
-        return await connect(url)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"ACCLIMATE_REDIS_URL: {error}") from error

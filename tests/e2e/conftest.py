@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import create, guarded_step
 from acclimate_store import Catalogue
-from acclimate_store.samples import load_streams
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `exactly_once`
 from exactly_once.processes import find_nginx
@@ -82,18 +81,6 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     yield start
     for process in processes:
         process.close()
-
-
-@pytest.fixture(scope="session")
-def stream() -> Callable[..., list[Images]]:
-    """Batches of one recorded client, over and over."""
-    streams = load_streams(ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz")
-
-    def batches(client: int, number: int, size: int = 10) -> list[Images]:
-        images = streams[client].images
-        return [images.take(range(i * size, (i + 1) * size), axis=0, mode="wrap") for i in range(number)]
-
-    return batches
 
 
 @pytest.fixture(scope="session")

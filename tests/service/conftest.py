@@ -265,25 +265,6 @@ def anchored(anchored_store: Path) -> Serial:
     return Serial(Catalogue(anchored_store).load("fashion-cnn"))
 
 
-@pytest.fixture(scope="session")
-def labelled() -> Callable[[int, int], tuple[Images, NDArray[np.int64]]]:
-    """The first images of one recorded client, with their labels."""
-    streams = load_streams(ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz")
-    return lambda client, number: (streams[client].images[:number], streams[client].labels[:number].astype(np.int64))
-
-
-@pytest.fixture(scope="session")
-def stream() -> Callable[..., list[Images]]:
-    """Batches of one recorded client, over and over."""
-    streams = load_streams(ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz")
-
-    def batches(client: int, number: int, size: int = 10) -> list[Images]:
-        images = streams[client].images
-        return [images.take(range(i * size, (i + 1) * size), axis=0, mode="wrap") for i in range(number)]
-
-    return batches
-
-
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     """Threads for requests that wait."""
