@@ -21,6 +21,7 @@ from acclimate_service.cohort import Round
 from acclimate_service.embedded import EmbeddedRedisError, running_at
 from acclimate_service.memory import keep_freed_memory
 from acclimate_service.offers import summary
+from acclimate_service.protocol import WholeReplies
 from acclimate_service.server import DrainingServer
 from acclimate_service.service import Service, open_service
 from acclimate_service.settings import Settings, SettingsError, read_settings
@@ -100,6 +101,7 @@ async def _serve(settings: Settings) -> None:
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
                 log_level="warning",
+                http=WholeReplies,
                 ws="none",
             )
             gc.freeze()  # what was loaded stays: no collection need walk over it and hold up the requests
@@ -142,6 +144,4 @@ def _announcement(service: Service, listener: socket.socket) -> str:
 
 def _computing(service: Service) -> str:
     bundle = service.bundle
-    return (
-        f"acclimate: {bundle.runtime} on {bundle.model.device.type} computes what needs no gradient"
-    )
+    return f"acclimate: {bundle.runtime} on {bundle.model.device.type} computes what needs no gradient"

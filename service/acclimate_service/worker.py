@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -28,7 +27,7 @@ class _Waiting:
     work: Any
     rows: int | None  # None: it shares with nobody
     turn: asyncio.Future[None] = field(default_factory=asyncio.Future)
-    admitted: asyncio.Future[bool] = field(default_factory=asyncio.Future)
+    admitted: bool = False
     result: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def settle(self, outcome: Any) -> None:
@@ -57,7 +56,8 @@ class Worker:
         """
         threads = threads or torch.get_num_threads()
         self._queue: list[_Waiting] = []
-        self._serving: asyncio.Task[None] | None = None
+        self._group: list[_Waiting] = []  # whose turn it is
+        self._undecided = 0  # of these, who have yet to say whether their work is still wanted
         self._executor = ThreadPoolExecutor(1, "acclimate-torch")
         self._executor.submit(_take_threads, threads).result()
         torch.set_num_threads(1)
@@ -97,29 +97,42 @@ class Worker:
 
     async def _wait(self, waiting: _Waiting, admit: Admit) -> Any:
         self._queue.append(waiting)
-        if self._serving is None or self._serving.done():
-            self._serving = asyncio.create_task(self._serve())
+        if not self._group:
+            self._begin()
         try:
             await waiting.turn
             await admit()  # in the caller's own task, whose deadline may end it
         except BaseException:
-            waiting.admitted.set_result(False)
-            with suppress(ValueError):
-                self._queue.remove(waiting)
+            self._decide(waiting, admitted=False)
             raise
-        waiting.admitted.set_result(True)
+        self._decide(waiting, admitted=True)
         return await waiting.result
 
-    async def _serve(self) -> None:
-        """Do what is in the queue until there is nothing left."""
-        while self._queue:
-            group = self._next()
-            for waiting in group:
-                if not waiting.turn.done():  # else its caller is just going away
-                    waiting.turn.set_result(None)
-            admitted = [waiting for waiting in group if await waiting.admitted]
-            if admitted:
-                await self._do(admitted)
+    def _begin(self) -> None:
+        """Let those whose turn it is next say whether their work is still wanted; the thread is free till then.
+
+        Nothing here or below is a task of its own: each would take the event loop one more round before a caller who
+        waits for nobody is served.
+        """
+        self._group = self._next() if self._queue else []
+        self._undecided = len(self._group)
+        for waiting in self._group:
+            if not waiting.turn.done():  # else its caller is just going away
+                waiting.turn.set_result(None)
+
+    def _decide(self, waiting: _Waiting, *, admitted: bool) -> None:
+        if waiting in self._queue:  # its turn has not come
+            self._queue.remove(waiting)
+            return
+        waiting.admitted = admitted
+        self._undecided -= 1
+        if self._undecided:
+            return
+        group = [each for each in self._group if each.admitted]
+        if group:
+            self._do(group)
+        else:
+            self._begin()
 
     def _next(self) -> list[_Waiting]:
         """Take whoever has waited longest out of the queue, and who can be served along, in the order of arrival."""
@@ -136,17 +149,24 @@ class Worker:
         self._queue = [waiting for waiting in self._queue if waiting not in taken]
         return group
 
-    async def _do(self, group: Sequence[_Waiting]) -> None:
+    def _do(self, group: Sequence[_Waiting]) -> None:
         work = partial(group[0].together, [waiting.work for waiting in group])
+        loop = asyncio.get_running_loop()
         try:
-            outcomes = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            done = loop.run_in_executor(self._executor, work)
+        except RuntimeError as error:  # the thread was stopped
+            done = loop.create_future()
+            done.set_exception(error)
+        done.add_done_callback(partial(self._settle, group))
+
+    def _settle(self, group: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
+        self._begin()
+        try:
+            outcomes = done.result()
         except BaseException as error:
             outcomes = [error] * len(group)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            for waiting, outcome in zip(group, outcomes, strict=True):
-                waiting.settle(outcome)
+        for waiting, outcome in zip(group, outcomes, strict=True):
+            waiting.settle(outcome)
 
 
 def _alone(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
