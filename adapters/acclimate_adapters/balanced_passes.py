@@ -7,24 +7,20 @@ These few operations per layer run between the layers of a network that itself m
 they are written to be few: what the layers have in common is computed for all of them before the pass.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import InputError
-from acclimate_adapters.functional import single
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.moments import TINY, Layer, SourceMoments, by_layer, row_sums
 from acclimate_adapters.priors import log_posteriors
 from acclimate_adapters.probes import Norm
 from acclimate_adapters.stem import Stem
-
-FEW: Final = 32  # pixels
 
 
 class Rows(NamedTuple):
@@ -155,12 +151,13 @@ class Bend:
 
     def __call__(self, norm: Norm, x: Tensor) -> Tensor:
         """Normalise x [R, c, ...]."""
-        layer, (a, b) = self._source.layers[norm.name], means(x, self._share)
+        layer, (a, b, pixels) = self._source.layers[norm.name], row_sums(x)
         if not self.strengths:
             self._at_first_layer()
-            self.first = means(x, self._rows.share)[0]
-        without = self._without_batch[norm.name]
-        first, second = a.add_(without[0]), b.add_(without[1])
+            self.first = self._rows.share @ a / pixels
+        without_a, without_b = self._without_batch[norm.name]
+        first = torch.addmm(without_a, self._share, a, alpha=1 / pixels)
+        second = torch.addmm(without_b, self._share, b, alpha=1 / pixels)
         deviation, noise, m, column = first - layer.mean, self._noises.get(norm.name), self._terms.most, self._most
         if noise is not None:
             m = shrink(layer, deviation, m, noise)
@@ -178,27 +175,6 @@ class Bend:
         return torch.stack([torch.cat(side, dim=-1) for side in both]) - self._unexplained
 
 
-def means(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Means over the rows and pixels of a layer's input x [R, c, ...] and of its squares, both [G, c].
-
-    torch takes long over short rows, so where there are few pixels they are summed last, after the rows.
-
-    Args:
-        x: [R, c, ...].
-        share: [G, R], what each row counts.
-    """
-    pixels = math.prod(x.shape[2:])
-    if pixels > FEW:
-        a, b, _ = row_sums(x)
-        return (share @ a).div_(pixels), (share @ b).div_(pixels)
-    rows = single(x).flatten(1)
-    sums = share @ rows, share @ rows.square()
-    if pixels == 1:
-        return sums
-    first, second = (side.view(share.shape[0], x.shape[1], pixels).mean(-1) for side in sums)
-    return first, second
-
-
 def shrink(layer: Layer, deviation: Tensor, most: Tensor, noise: Tensor) -> Tensor:
     """James-Stein factor m [G] of a layer, in 0..`most`: 0 when the deviation is no larger than noise (4).
 
@@ -208,7 +184,7 @@ def shrink(layer: Layer, deviation: Tensor, most: Tensor, noise: Tensor) -> Tens
         most: [G], what a deviation without noise gets.
         noise: [G], `most` times `shrinkage` eta / n.
     """
-    size = deviation.square() @ layer.precision  # lambda
+    size = (deviation * deviation) @ layer.precision  # lambda
     return torch.addcdiv(most, noise, size.clamp_min_(TINY), value=-1).clamp_min_(0)
 
 
@@ -224,7 +200,7 @@ def bend(layer: Layer, deviation: Tensor, first: Tensor, second: Tensor, m: Tens
         m: [G, 1], in 0..1.
     """
     mean = torch.addcmul(layer.running_mean, deviation, m)
-    variance = first.square().neg_().add_(second).add_(TINY)  # not finite where a square is not
+    variance = (first * first).neg_().add_(second).add_(TINY)  # not finite where a square is not
     bounded = torch.clamp(variance.mul_(layer.ratio), layer.least, layer.greatest)  # rho times that of the source
     return mean, torch.lerp(layer.running_var, bounded, m)
 

@@ -207,24 +207,26 @@ def head_weight(
         gap: [B], |h' - h^g| - |h' - h^l| = dL_FA/de.
         steps, lr: of Adam.
     """
-    z_g, z_l, s, gap_ = (t.cpu().double().numpy() for t in (global_logits, personal_logits, similarity, gap))
-    d = z_g - z_l
-    aligning = (1 - s) * gap_
+    z_g, z_l, s, aligning = (
+        np.ascontiguousarray(t.cpu().double().numpy().T)  # [K, B], whose sums over classes are sums of rows
+        for t in (global_logits, personal_logits, similarity, (1 - similarity) * gap)
+    )
+    d, ones = z_g - z_l, np.ones(len(z_g))
     v = first = second = np.zeros_like(s)
     for t in range(1, steps + 1):
-        e = 1 / (1 + np.exp(-2 * v))
-        z = z_l + e[:, None] * d
-        z -= z.max(axis=1, keepdims=True)
+        e = 0.5 + 0.5 * np.tanh(v)
+        z = z_l + e * d
+        z -= np.maximum.reduce(z)
         p = np.exp(z)
-        p /= p.sum(axis=1, keepdims=True)
-        z -= (p * z).sum(axis=1, keepdims=True)
-        slope = aligning - s * np.einsum("bk,bk,bk->b", p, z, d)  # dL_SLW/de
+        p /= ones.dot(p)
+        z -= ones.dot(p * z)
+        slope = aligning - s * ones.dot(p * z * d)  # dL_SLW/de
         gradient = slope * e * (1 - e)  # of the first scalar: de/dv is twice that, for v moves both
         first = ADAM_BETAS[0] * first + (1 - ADAM_BETAS[0]) * gradient
         second = ADAM_BETAS[1] * second + (1 - ADAM_BETAS[1]) * gradient * gradient
         scale = np.sqrt(second / (1 - ADAM_BETAS[1] ** t)) + ADAM_EPS
         v = v - lr / (1 - ADAM_BETAS[0] ** t) * first / scale
-    return torch.from_numpy(1 / (1 + np.exp(-2 * v))).to(similarity)
+    return torch.from_numpy(0.5 + 0.5 * np.tanh(v)).to(similarity)
 
 
 def mix(weight: Tensor, global_logits: Tensor, personal_logits: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from acclimate_adapters.probes import STATISTICS, Norm
 
 MEAN = ".running_mean"
 TINY = 1e-12  # keeps variances positive
+FEW = 32  # pixels: torch's own reductions take long over so short rows
 RATIOS = 0.05, 20.0  # least and greatest of a client's variance to that of the source
 
 
@@ -32,6 +33,10 @@ def row_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
     if x.dim() == 2:
         return x, x.square(), 1
     pixels = x.flatten(2)
+    if pixels.shape[-1] < FEW:
+        rows, ones = pixels.reshape(-1, pixels.shape[-1]), x.new_ones(pixels.shape[-1], 1)
+        sums, squares = (side @ ones for side in (rows, rows * rows))  # matrices: ONNX Runtime takes vectors one by one
+        return sums.view(pixels.shape[:2]), squares.view(pixels.shape[:2]), pixels.shape[-1]
     squares = torch.linalg.vector_norm(pixels, dim=-1).square()  # several times faster than squaring, then summing
     return pixels.sum(-1), squares, pixels.shape[-1]
 

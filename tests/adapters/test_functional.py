@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from acclimate_adapters import InputError
-from acclimate_adapters.functional import batch_statistics, class_labels, entropy, project_to_simplex
+from acclimate_adapters.functional import batch_statistics, class_labels, entropy, finite, project_to_simplex
 
 vectors = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6)
 
@@ -106,3 +106,29 @@ def test_projection_satisfies_the_optimality_condition(values: list[float]) -> N
 def test_projection_of_rows_is_the_projection_of_each_row() -> None:
     v = torch.tensor([[1.29, -0.14, -0.14], [0.2, 0.3, 0.5]])
     torch.testing.assert_close(project_to_simplex(v), torch.tensor([[1.0, 0, 0], [0.2, 0.3, 0.5]]))
+
+
+@pytest.mark.parametrize("shape", [(20, 4), (20, 4, 7), (20, 4, 3, 5), (2, 4, 2, 2, 2)])
+def test_batch_statistics_are_as_exact_as_those_of_one_pass_in_double_precision(shape: tuple[int, ...]) -> None:
+    x = 1000 + torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for layout in (x, x.transpose(0, -1).contiguous().transpose(0, -1)):
+        mean, variance = batch_statistics(layout)
+        exact = torch.var_mean(x.double(), [d for d in range(x.dim()) if d != 1])
+        torch.testing.assert_close((variance, mean), tuple(t.float() for t in exact), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_variance_of_equal_values_is_exactly_0(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 0.2, 0.7], dtype=dtype).view(1, 3, 1, 1).expand(7, 3, 5, 5)
+    mean, variance = batch_statistics(x)
+    assert variance is not None
+    assert torch.equal(mean, x[0, :, 0, 0])
+    assert not variance.any()
+
+
+def test_finite_numbers_are_finite_even_if_their_sum_is_not() -> None:
+    assert finite(torch.tensor([3e38, 3e38]))
+    assert finite(torch.tensor([60000.0, 60000.0], dtype=torch.float16))
+    for wrong in (math.nan, math.inf, -math.inf):
+        assert not finite(torch.tensor([1.0, wrong]))
+    assert not finite(torch.tensor([math.inf, -math.inf]))

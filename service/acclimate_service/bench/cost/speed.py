@@ -95,6 +95,18 @@ def balanced_rows(bed: Bed) -> list[Row]:
     return [Row("balanced", steps(bed.model, bed.x, "balanced"), 2.2)]
 
 
+def onnx_rows(bed: Bed) -> list[list[Row]]:
+    """Heads and `balanced` on ONNX Runtime, where it and what exports to it are installed; the floor stays torch."""
+    try:
+        from acclimate_service.bench.cost.heads_onnx import onnx_rows as rows
+    except ImportError as error:
+        print(f"\nleft out: ONNX Runtime ({error}); it takes the extras `cpu` and `export`")
+        return []
+    print("\nexporting the network for ONNX Runtime, about a minute ...", flush=True)
+    *heads, balanced = (Row(*row) for row in rows(bed))
+    return [heads, [balanced]]
+
+
 def finished(work: Work, device: torch.device) -> Work:
     """The work including what a GPU does after the call has returned."""
     if device.type != "cuda":
@@ -123,12 +135,15 @@ def run(options: argparse.Namespace) -> int:
     """Print the ratios."""
     keep_freed_memory()  # as the service does
     large, small, report = resnet(options.device), fashion_cnn(options.device), Report()
-    for bed, name, floor, rows in (
+    tables: list[tuple[Bed, str, Callable[[Bed], Work], Sequence[Row]]] = [
         (large, GRADIENT, forward_backward_forward, gradient_rows(large, 1.3)),
         (small, GRADIENT, forward_backward_forward, gradient_rows(small, 1.5)),
         (large, FORWARD, forward, forward_rows(large)),
         (large, FORWARD, forward, balanced_rows(large)),
-    ):
+    ]
+    if options.device == "cpu":
+        tables += [(large, FORWARD, forward, rows) for rows in onnx_rows(large)]
+    for bed, name, floor, rows in tables:
         compare(report, bed, options.repeats, name, floor(bed), rows)
     report.finish(options.json)
     return 0
