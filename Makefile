@@ -33,6 +33,7 @@ bench: setup
 	$(BIN)/acclimate bench serve
 	$(BIN)/acclimate bench state
 	$(BIN)/acclimate bench scale
+	$(BIN)/acclimate bench diet
 	$(BIN)/acclimate bench accuracy
 	$(BIN)/acclimate bench guard --seeds 5
 

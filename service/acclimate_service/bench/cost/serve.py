@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 def price(report: Report, data: Path, bundles: Path, model: str, adapter: str, repeats: int) -> None:
     """Print what serving adds to the steps of one adapter, and what HTTP takes alone."""
     with ExitStack() as stack:
-        served = stack.enter_context(replica(data, model_store=bundles, model=model, adapter=adapter))
+        served = stack.enter_context(replica(data, model_store=bundles, model=model, adapter=adapter, runtime="torch"))
         steps = stack.enter_context(remote("floor", bundles, model, adapter))
         client, batch = served.client, noise(*SHAPES[model])
         alone, request, live = in_blocks(repeats, steps, local(over_http(served, "bench", batch)), local(client.live))
