@@ -96,7 +96,8 @@ class Settings(BaseSettings):
     """Most pixels of one encoded image."""
 
     max_waiting: int = Field(256, ge=1)
-    """Most batches that may be under way, from the reading of their body to their answer; further ones get 429."""
+    """Most batches that may be under way, from the reading of their body to their answer; further ones get 429. A
+    client may have no more of them than it leaves free, but up to 8 in any case."""
 
     max_waiting_rows: int = Field(8192, ge=1)
     """Most images in batches under way, once their bodies are read; a batch that meets no other's is always taken."""

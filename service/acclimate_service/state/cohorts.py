@@ -184,7 +184,7 @@ def _cohort(fields: dict[str, str], now_ms: float) -> Cohort:
             layers=_layers(fields, ""),
             previous=_layers(fields, "p"),
             unfinished=tuple(orjson.loads(fields["unfinished"] or "[]")),
-            age_ms=now_ms - int(fields["at"]),
+            age_ms=max(0.0, now_ms - int(fields["at"])),  # which is rounded, perhaps upwards
         )
     except (KeyError, ValueError) as error:
         raise StateCorrupt(f"the stored cohort cannot be read: {error!r}") from error
