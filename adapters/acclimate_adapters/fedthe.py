@@ -183,10 +183,11 @@ def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool 
     Returns:
         [B, d], the history that each sample uses, and [d], the one after the batch.
     """
-    rows = torch.arange(len(features) + 1 if causal else len(features), device=features.device)
-    decay = (1 - alpha) ** rows.to(features.dtype)  # of the start, after each fold
-    ages = rows.unsqueeze(-1) - rows[1:]
-    weights = alpha * decay[ages.clamp_min(0)].tril(-1)  # of each feature after each fold
+    rows = np.arange(len(features) + 1 if causal else len(features))
+    decays = (1 - alpha) ** rows  # of the start, after each fold
+    ages = rows[:, None] - rows[1:]
+    shares = np.tril(alpha * decays[ages.clip(0)], -1)  # of each feature after each fold
+    decay, weights = (torch.from_numpy(each).to(features) for each in (decays, shares))
     folded = torch.addmm(torch.outer(decay, start), weights, features if causal else features[1:])
     return folded[:-1] if causal else folded, folded[-1].clone()
 
