@@ -12,6 +12,7 @@ from acclimate_adapters.adapter import Signal, Step, require
 from acclimate_adapters.balanced_client import Client
 from acclimate_adapters.balanced_measures import label_shift_evidence, map_em, prediction_drift, style_distance
 from acclimate_adapters.balanced_passes import Answer, Passes, Rows, Terms, TorchPasses
+from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import class_labels, entropy
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.learning import Labelled
@@ -132,7 +133,9 @@ class Balanced:
         """The state with more true labels, as `Learning.learn`; images are not looked at."""
         state.require(self.name, self.layout, model.content_hash)
         labels = class_labels(rows.labels, len(rows.labels), model.classes)
-        before = state.tensors["labelled"]
+        before = state.tensors.get("labelled")
+        if before is None:
+            raise StateMismatch("the state was made by label_weight 0")
         counts = torch.bincount(labels, minlength=model.classes).to(before)
         return replace(state, tensors={**state.tensors, "labelled": before + counts})
 

@@ -22,6 +22,7 @@ class Confusion(NamedTuple):
 
     matrix: Tensor  # C [K, K], C[i, j] = P(predicted i | true j), double precision on the CPU, columns sum to 1
     absent: int  # classes that no measured row had
+    condition: float  # condition number of C
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,13 @@ class Bbse:
         state.require(self.name, self.layout, model.content_hash)
         log_p = log_posteriors(logits)
         source = source_prior(model, log_p)
-        confusion = usable(model.source.confusion_matrix(self.mode))
-        condition = condition_number(confusion.matrix)
-        refused = condition > LARGEST_CONDITION
+        confusion = model.derived(measured_confusion, self.mode)
+        refused = confusion.condition > LARGEST_CONDITION
         prior = source
         if not refused:
             prior = smooth(unmix(confusion.matrix, mean_prediction(log_p, self.mode), self.solver)).to(source)
-        signals = {"condition": condition, "refused": float(refused), "absent_classes": float(confusion.absent)}
-        return corrected(state.next(), log_p, prior, source, features, signals)
+        measured = {"condition": confusion.condition, "absent_classes": float(confusion.absent)}
+        return corrected(state.next(), log_p, prior, source, features, {**measured, "refused": float(refused)})
 
 
 def mean_prediction(log_p: Tensor, mode: str) -> Tensor:
@@ -101,12 +101,18 @@ def mean_prediction(log_p: Tensor, mode: str) -> Tensor:
     return torch.bincount(log_p.argmax(dim=-1), minlength=log_p.shape[-1]).cpu().double() / len(log_p)
 
 
+def measured_confusion(model: FrozenModel, mode: str) -> Confusion:
+    """The source's confusion matrix of a mode, made ready."""
+    return usable(model.source.confusion_matrix(mode))
+
+
 def usable(confusion: Tensor) -> Confusion:
     """The matrix [K, K] with columns that sum to 1 exactly, and a one on the diagonal of columns of zeros."""
     matrix = confusion.cpu().double()
     absent = (matrix == 0).all(dim=0)
     matrix = torch.where(absent, torch.eye(len(matrix), dtype=matrix.dtype), matrix)
-    return Confusion(matrix / matrix.sum(dim=0), int(absent.sum()))
+    matrix = matrix / matrix.sum(dim=0)
+    return Confusion(matrix, int(absent.sum()), condition_number(matrix))
 
 
 def unmix(confusion: Tensor, mu: Tensor, solver: str) -> Tensor:

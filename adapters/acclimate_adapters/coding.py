@@ -68,6 +68,8 @@ def scale(model: FrozenModel, module: str) -> float:
 def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
     """Serialise; equal states give equal bytes.
 
+    Tensors of another type than float32, and those with numbers that are not finite or above 2^56, stay exact.
+
     Args:
         state: what to store.
         budget: share of their exact bytes that the tensors with a weight may take, above 0; from 1 on the state is

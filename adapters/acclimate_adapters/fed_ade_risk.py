@@ -10,7 +10,7 @@ from torch import Tensor
 from acclimate_adapters.bbse import usable
 from acclimate_adapters.errors import MissingSource
 from acclimate_adapters.model import AnchorFeatures, FrozenModel
-from acclimate_adapters.simplex import LARGEST_CONDITION, condition_number, nearest_mixture
+from acclimate_adapters.simplex import LARGEST_CONDITION, nearest_mixture
 
 SMALLEST_MASS = 1e-3  # share of the estimated labels on classes with anchors, below which there is no risk to follow
 
@@ -45,8 +45,7 @@ def estimate_labels(confusion: Tensor, query: Tensor, prior: Tensor, *, constrai
         prior: [K], the answer when M is too ill-conditioned to be inverted.
         constrained: the closest w among probability vectors instead of M^-1 q.
     """
-    m, absent = usable(confusion)
-    condition = condition_number(m)
+    m, absent, condition = usable(confusion)
     if condition > LARGEST_CONDITION:
         return LabelEstimate(prior.cpu().double(), condition, True, absent)
     labels = nearest_mixture(m, query) if constrained else torch.linalg.solve(m, query)

@@ -192,6 +192,7 @@ def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool 
     return folded[:-1] if causal else folded, folded[-1].clone()
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what overflows ends as NaN in the answer, which is refused
 def head_weight(
     global_logits: Tensor, personal_logits: Tensor, similarity: Tensor, gap: Tensor, steps: int, lr: float
 ) -> Tensor:

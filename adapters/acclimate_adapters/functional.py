@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,16 @@ def single(x: Tensor) -> Tensor:
 def finite(x: Tensor) -> bool:
     """Whether all numbers are finite: their sum is only if they are, and seldom overflows otherwise."""
     return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def apart(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The same tensors, each in memory of its own, none repeating a number: a copy stands for those that are not so."""
+    taken, found = set[int](), []
+    for tensor in tensors:
+        address = tensor.untyped_storage().data_ptr()
+        found.append(tensor.clone() if address in taken or 0 in tensor.stride() else tensor)
+        taken.add(address)
+    return found
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -142,29 +142,32 @@ class Graphs:
         Raises:
             Exception: whatever the function raises.
         """
-        if self._capture is not None and self._capture.possible():
-            signature = key, *((argument.shape, argument.dtype) for argument in arguments)
-            with self._lock:
-                graph = self._graphs.get(signature)
-                if graph is None and self._due(signature) and key not in self.failures:
-                    graph = self._remember(self._capture, key, signature, function, arguments)
-                if graph is not None:
-                    self._graphs.move_to_end(signature)
-                    return graph(arguments)
-        return function(arguments)
+        capture = self._capture
+        if capture is None or not capture.possible():
+            return function(arguments)
+        signature = key, *((argument.shape, argument.dtype) for argument in arguments)
+        with self._lock:
+            graph = self._graphs.get(signature)
+            if graph is None and self._calls.get(signature, 0) >= self._patience and key not in self.failures:
+                graph = self._remember(capture, key, signature, function, arguments)
+            if graph is not None:
+                self._graphs.move_to_end(signature)
+                return graph(arguments)
+        outcome = function(arguments)
+        with self._lock:
+            self._count(signature)
+        return outcome
 
-    def _due(self, signature: Hashable) -> bool:
-        calls = self._calls.pop(signature, 0)
-        if calls >= self._patience:
-            return True
-        self._calls[signature] = calls + 1
+    def _count(self, signature: Hashable) -> None:
+        """Count a call that went well: one that raises says nothing about whether the function can be captured."""
+        self._calls[signature] = self._calls.pop(signature, 0) + 1
         if len(self._calls) > REMEMBERED:
             self._calls.popitem(last=False)
-        return False
 
     def _remember(
         self, capture: Capture, key: Hashable, signature: Hashable, function: Function, arguments: Sequence[Tensor]
     ) -> Captured | None:
+        del self._calls[signature]
         try:
             with torch.inference_mode(False), torch.no_grad():
                 graph = capture(function, arguments)

@@ -1,7 +1,7 @@
 """The frozen global model: one network and its source quantities, shared by all clients and never written to."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
 from acclimate_adapters.freezing import content_hash, ordinary
-from acclimate_adapters.functional import class_labels, entropy, finite
+from acclimate_adapters.functional import apart, class_labels, entropy, finite
 from acclimate_adapters.graphs import Graphs, Outcome, filled, graphs_for
 from acclimate_adapters.probes import STATISTICS, Norm, Normalise, Probe, Recorder, instrument
 from acclimate_adapters.source import Source
@@ -74,7 +74,7 @@ class FrozenModel:
         self.skipped = instrument(net, classifier)
         self._net = net
         self._trees = Trees(net)
-        self._derived: dict[Callable[[FrozenModel], Any], Any] = {}
+        self._derived: dict[Hashable, Any] = {}
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
         self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
@@ -111,7 +111,7 @@ class FrozenModel:
             runtime: from x [B, C, H, W], a batch that `batch` has checked, to features and logits on its device.
         """
         other = copy.copy(self)
-        other._runtime = runtime
+        other._runtime, other._derived = runtime, {}
         return other
 
     @property
@@ -132,11 +132,12 @@ class FrozenModel:
         """Device of the weights."""
         return self._parameters[f"{self.classifier}.weight"].device
 
-    def derived(self, make: Callable[["FrozenModel"], T]) -> T:
-        """What a function makes of this model alone: computed once and kept, since a model never changes."""
-        if make not in self._derived:
-            self._derived[make] = make(self)
-        result: T = self._derived[make]
+    def derived(self, make: Callable[..., T], *arguments: Hashable) -> T:
+        """What a function makes of this model and constants: computed once and kept, since a model never changes."""
+        key = make, *arguments
+        if key not in self._derived:
+            self._derived[key] = make(self, *arguments)
+        result: T = self._derived[key]
         return result
 
     def tensor(self, name: str) -> Tensor:
@@ -164,7 +165,6 @@ class FrozenModel:
 
         Graphs get it filled up to a power of two, so that few serve all sizes, if no row can depend on another.
         """
-
         if self._runtime is not None:
             return self._runtime(x)
 
@@ -275,11 +275,14 @@ class FrozenModel:
 
 
 def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Negative gradient of the mean entropy: the gradient of its negative, which saves a pass over the weights."""
+    """Negative gradient of the mean entropy: the gradient of its negative, which saves a pass over the weights.
+
+    Apart, because autograd gives one and the same tensor for two parameters of which only the sum is used.
+    """
     if not leaves:
         return {}
     gradients = torch.autograd.grad(-entropy(logits).mean(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
+    return dict(zip(leaves, apart(gradients), strict=True))
 
 
 def require_finite(logits: Tensor) -> Tensor:

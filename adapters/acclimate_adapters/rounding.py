@@ -19,7 +19,8 @@ _RUN: Final = 1 << 15
 """Numbers per turn of the loop: what fits the cache of a core. A multiple of `BLOCK`."""
 _MANTISSA: Final = 23
 _BIAS: Final = 127
-_HUGE: Final = np.float32(2.0**120)
+_HUGE: Final = np.float32(2.0**56)
+"""From here on numbers are not rounded: sums of thousands of their squares would overflow."""
 
 
 class Dither:
@@ -58,7 +59,7 @@ def scales(exponent: Bytes) -> Floats:
 
 
 def representable(maxima: Floats) -> bool:
-    """Whether blocks with these maxima can be rounded: all are finite and far from overflow."""
+    """Whether blocks with these maxima can be rounded: all are finite, and their squares far from overflow."""
     return bool((maxima < _HUGE).all())
 
 

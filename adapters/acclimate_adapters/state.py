@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from acclimate_adapters.errors import StateCorrupt, StateMismatch
+from acclimate_adapters.functional import apart
 
 _HEADER = "acclimate"  # the one metadata entry: several would be written in random order
 _PREFIX = 8  # safetensors begins with the length of its JSON header, little-endian
@@ -55,7 +56,7 @@ class State:
     def to_bytes(self) -> bytes:
         """Serialise as safetensors; equal states give equal bytes."""
         header = {"adapter": self.adapter, "layout": self.layout, "model": self.model, "step": self.step}
-        return safetensors.torch.save(_apart(self.tensors), {_HEADER: json.dumps(header, sort_keys=True)})
+        return safetensors.torch.save(_storable(self.tensors), {_HEADER: json.dumps(header, sort_keys=True)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "State":
@@ -74,13 +75,6 @@ class State:
             raise StateCorrupt(f"these bytes are not a state: {error}") from error
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, contiguous, each in memory of its own: safetensors refuses those that share it."""
-    apart: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        here = tensor.detach().cpu().contiguous()
-        address = here.untyped_storage().data_ptr()
-        apart[name] = here.clone() if address in taken else here
-        taken.add(address)
-    return apart
+    return dict(zip(tensors, apart(tensor.detach().cpu().contiguous() for tensor in tensors.values()), strict=True))

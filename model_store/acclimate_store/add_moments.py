@@ -54,9 +54,7 @@ def add_moments(
         )
     images = labelled_images(data, bundle.manifest.input.shape)
     made = f"Class moments of {key} measured on {images.rows} labelled images of {images.path.name}."
-    manifest = renewed(bundle.manifest, new, made)
-    if catalogue.directory(new).exists():  # said now, and not after the measurement
-        raise BundleExists(f"{new} is published already and never changes; name another version")
+    manifest = renewed(catalogue, bundle.manifest, new, made)
     try:
         moments = source_moments(bundle.model, _batches(bundle, images, progress))
     except (ConfigurationError, InputError) as error:
@@ -87,10 +85,18 @@ def _batches(
         progress(done, images.rows)
 
 
-def renewed(manifest: Manifest, new: BundleKey, made: str) -> Manifest:
-    """The manifest of a new version, which says how it was made."""
+def renewed(catalogue: Catalogue, manifest: Manifest, new: BundleKey, made: str) -> Manifest:
+    """The manifest of a new version, which says how it was made; to be asked for before any long work.
+
+    Raises:
+        ManifestError: the version has no name that it may have.
+        BundleExists: it is published already.
+    """
     changes = {"version": new.version, "provenance": f"{manifest.provenance} {made}"}
-    return Manifest.from_json(manifest.model_copy(update=changes).to_json())
+    changed = Manifest.from_json(manifest.model_copy(update=changes).to_json())
+    if catalogue.directory(new).exists():
+        raise BundleExists(f"{new} is published already and never changes; name another version")
+    return changed
 
 
 def publish(

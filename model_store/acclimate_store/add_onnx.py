@@ -7,7 +7,7 @@ from acclimate_adapters import FrozenModel, create, missing
 from acclimate_adapters.moments import layer_widths
 from acclimate_store.add_moments import next_version, publish, renewed
 from acclimate_store.catalogue import BundleKey, Catalogue
-from acclimate_store.errors import BundleExists, GraphError
+from acclimate_store.errors import GraphError
 from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH
 
 NEEDED = "onnxruntime", "onnx", "onnxscript"
@@ -33,12 +33,10 @@ def add_onnx(catalogue: Catalogue, key: BundleKey, version: str | None, progress
     _require_exporter()
     key = catalogue.resolve(*key)
     new = BundleKey(key.name, version or next_version(catalogue.resolve(key.name)))
-    if catalogue.directory(new).exists():  # said now, and not after the export
-        raise BundleExists(f"{new} is published already and never changes; name another version")
     bundle = catalogue.load(*key)
+    manifest = renewed(catalogue, bundle.manifest, new, f"ONNX graphs exported from {key}.")
     graphs = export_graphs(bundle.model, bundle.manifest.input.shape, progress)
     progress(f"checking against torch and publishing {new}")
-    manifest = renewed(bundle.manifest, new, f"ONNX graphs exported from {key}.")
     publish(catalogue, key, manifest, bundle.model.source, graphs)
     return new
 

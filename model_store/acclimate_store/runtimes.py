@@ -47,14 +47,19 @@ def choose(choice: Choice, model: FrozenModel, directory: Path, files: Mapping[s
         probe: a batch [B, C, H, W] that the runtime must answer like torch.
 
     Raises:
-        GraphError: `onnx` cannot be had, with the reason; or a graph gives other answers than torch.
+        GraphError: `onnx` cannot be had, with the reason; or a graph fails, or gives other answers than torch.
     """
     in_torch = Runtime(f"torch {torch.__version__}", model)
     if choice == "torch":
         return in_torch
     obstacle = _obstacle(model, files)
     if obstacle is None:
-        return _in_onnx(model, directory, files, probe)
+        try:
+            return _in_onnx(model, directory, files, probe)
+        except GraphError:
+            raise
+        except Exception as error:  # ONNX Runtime's own have no common base
+            raise GraphError(f"the bundle's ONNX graphs cannot be run: {error}; export them anew") from error
     if choice == "onnx":
         raise GraphError(f"ONNX Runtime cannot serve this bundle: {obstacle}")
     return in_torch

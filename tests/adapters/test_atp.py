@@ -2,9 +2,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from acclimate_adapters import ConfigurationError, FrozenModel, MissingSource, StateMismatch, create, require
+from acclimate_adapters import (
+    ConfigurationError,
+    FrozenModel,
+    MissingSource,
+    Source,
+    StateMismatch,
+    create,
+    require,
+)
 from acclimate_adapters.atp import adapt, mean_direction
 
 
@@ -30,6 +38,33 @@ def test_online_mode_answers_with_the_mean_of_all_directions_eq_8(model: FrozenM
             by_hand[name] = (model.tensor(name).double() + rates[name] * mean).float()
         by_hand |= {name: t.clamp(min=0) for name, t in by_hand.items() if name.endswith("running_var")}
         torch.testing.assert_close(step.logits, model.forward(x, by_hand), rtol=0, atol=1e-4)
+
+
+class Summed(nn.Module):
+    """Uses only the sum of two parameters, and only the sum over a third: autograd gives tensors that share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.spread = (nn.Parameter(torch.full((4, 4), 0.1 * i)) for i in (1, 2, 3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.head(x @ (self.one + self.other) + self.spread.sum())
+        return features
+
+
+def test_parameters_with_one_gradient_for_all_keep_a_mean_each() -> None:
+    torch.manual_seed(0)
+    net, prior = Summed(), torch.full((3,), 1 / 3)
+    rates = dict.fromkeys(("one", "other", "spread"), 0.1)
+    model = FrozenModel.from_module(net, classifier="head", source=Source(prior=prior, rates=rates))
+    adapter, batches = create("atp"), torch.randn(3, 5, 4)
+    state = adapter.init(model)
+    for x in batches:
+        state = adapter.step(model, state, x).state
+    for name in rates:
+        mean = torch.stack([model.direction(x).tensors[name] for x in batches]).mean(0)
+        torch.testing.assert_close(state.tensors[name], mean, rtol=1e-5, atol=1e-7)
 
 
 def test_first_online_step_is_the_batch_step(model: FrozenModel, streams: Tensor) -> None:

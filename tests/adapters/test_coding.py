@@ -105,6 +105,13 @@ def test_a_client_goes_on_from_a_coded_state_almost_as_from_the_exact_one(atp, m
     assert not torch.equal(coded, exact)
 
 
+@pytest.mark.parametrize("size", [1e-18, 1.0, 1e16])
+def test_numbers_of_any_size_that_can_be_rounded_keep_their_direction(size):
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * size
+    back = decode(encode(State("atp", 1, "f" * 16, 3, {"x": x}), 0.25, {"x": 1.0})).tensors["x"]
+    assert float(torch.cosine_similarity(back / size, x / size, dim=0)) > 0.95
+
+
 def test_equal_states_give_equal_bytes(state, weights):
     assert len({encode(state, 0.125, weights) for _ in range(3)}) == 1
     assert encode(replace(state, step=state.step + 1), 0.125, weights) != encode(state, 0.125, weights)
@@ -123,6 +130,7 @@ def test_tensors_that_cannot_be_rounded_stay_exact():
         "empty": torch.empty(0, 3),
         "double": torch.rand(70, dtype=torch.float64),
         "infinite": torch.full((100,), torch.inf),
+        "vast": torch.full((5000,), 1e20),
         "unnamed": torch.rand(100),
         "named": torch.rand(3000),
     }

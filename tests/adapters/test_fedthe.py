@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acclimate_adapters import FrozenModel, InputError, MissingSource, Source, State, create, require
+from acclimate_adapters import FrozenModel, InputError, MissingSource, NumericalError, Source, State, create, require
 from acclimate_adapters.fedthe import fold_history, head_weight, mix, train_head
 
 Enrolment = Mapping[str, Tensor]
@@ -285,3 +285,10 @@ def test_enrolled_tensors_are_copies(model: FrozenModel) -> None:
     descriptor += 1
     assert not state.tensors["personal_head"].any()
     assert not state.tensors["descriptor"].any()
+
+
+def test_logits_that_overflow_are_an_error_without_a_warning(logit_model: Callable[..., FrozenModel]) -> None:
+    model, adapter = logit_model([0.5, 0.5], torch.float32, descriptor=torch.zeros(2)), create("fedthe")
+    state = adapter.init(model, personal_head=torch.full((2, 2), 10.0), descriptor=torch.zeros(2))
+    with pytest.raises(NumericalError):
+        adapter.step(model, state, torch.full((2, 2), 3e38))

@@ -131,6 +131,19 @@ def test_what_the_function_raises_is_raised() -> None:
         graphs.call("wrong", wrong, ones(2))
 
 
+def test_calls_that_raise_do_not_count_so_that_they_keep_nobody_from_a_capture() -> None:
+    def refuse(arguments: Sequence[Tensor]) -> Outcome:
+        raise ValueError("no such batch")
+
+    graphs = Graphs(InPlace(), patience=2)
+    for _ in range(5):
+        with pytest.raises(ValueError, match="no such batch"):
+            graphs.call("double", refuse, ones(2))
+    for _ in range(3):
+        graphs.call("double", Counted(), ones(2))
+    assert (graphs.captured, graphs.failures) == (1, {})
+
+
 def test_a_batch_is_filled_with_zeros_to_a_power_of_two() -> None:
     assert [len(filled(torch.ones(n, 2))) for n in (1, 2, 3, 4, 5, 8, 9, 33)] == [1, 2, 4, 4, 8, 8, 16, 64]
     assert filled(torch.ones(3, 1)).ravel().tolist() == [1, 1, 1, 0]

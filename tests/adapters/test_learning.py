@@ -134,6 +134,12 @@ def test_what_is_no_class_is_not_learned(name: str, model: FrozenModel) -> None:
         adapter.learn(model, create("none").init(model), Labelled(torch.tensor([1])))  # type: ignore[attr-defined]
 
 
+def test_a_state_that_counts_no_labels_takes_none(model: FrozenModel) -> None:
+    adapter = create("balanced", label_weight=1.0)
+    with pytest.raises(StateMismatch, match="label_weight 0"):
+        adapter.learn(model, create("balanced").init(model), Labelled(torch.tensor([1])))  # type: ignore[attr-defined]
+
+
 def test_labelled_images_enrol_a_client_of_fedthe_as_if_all_had_come_at_once(
     model: FrozenModel, streams: Tensor
 ) -> None:

@@ -272,3 +272,15 @@ def test_every_kind_of_layer_of_a_residual_network_gets_a_direction() -> None:
     h = model.direction(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
     assert len(h.tensors) == 62 + 40  # parameters and running statistics, as the paper counts them
     assert all(h.tensors[name].shape == model.tensor(name).shape for name in model.modules)
+
+
+def test_what_is_derived_is_made_once_for_each_model_runtime_and_constant(model: FrozenModel) -> None:
+    made: list[object] = []
+
+    def make(model: FrozenModel, constant: int) -> int:
+        made.append((model, constant))
+        return constant
+
+    other = model.with_runtime(model.frozen)
+    assert [each.derived(make, n) for each in (model, other) for n in (1, 2, 1)] == [1, 2, 1, 1, 2, 1]
+    assert made == [(model, 1), (model, 2), (other, 1), (other, 2)]

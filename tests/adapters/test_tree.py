@@ -1,5 +1,7 @@
 """Passes with replaced tensors, against `torch.func.functional_call`."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,28 @@ def test_a_pass_with_replaced_tensors_is_that_of_functional_call(replaced: dict[
     net, x = tied(), torch.rand(4, 3)
     with Trees(net).holding(replaced) as tree:
         assert torch.equal(tree(x), functional_call(net, replaced, x))
+
+
+def test_a_tied_tensor_is_replaced_in_all_its_places_under_either_name() -> None:
+    net, x, weight = tied(), torch.rand(4, 3), torch.randn(3, 3)
+    for name in ("0.weight", "2.weight"):
+        with Trees(net).holding({name: weight}) as tree:
+            assert torch.equal(tree(x), functional_call(net, {name: weight}, x))
+
+
+def test_a_thread_sees_nothing_of_what_another_replaced(replaced: dict[str, Tensor]) -> None:
+    net, x, seen = tied(), torch.rand(4, 3), list[Tensor]()
+    trees = Trees(net)
+
+    def look() -> None:
+        with trees.holding({}) as tree:
+            seen.append(tree(x))
+
+    with trees.holding(replaced):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert torch.equal(seen[0], net(x))
 
 
 def test_the_tensors_return_to_their_places_even_after_an_error(replaced: dict[str, Tensor]) -> None:

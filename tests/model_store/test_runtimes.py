@@ -123,6 +123,16 @@ def test_add_onnx_publishes_the_next_version_and_says_what_it_does(
     assert "tiny/2 is published already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("version", "reason"), [("1", "published already"), ("../2", "use 1 to 64 letters")])
+def test_a_version_that_cannot_be_published_is_refused_before_anything_is_exported(
+    version: str, reason: str, acclimate: Callable[..., int], store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert acclimate("models", "add-onnx", "tiny", "--as", version) == 2
+    said = capsys.readouterr().err
+    assert reason in said
+    assert "exporting" not in said
+
+
 def test_graphs_name_no_place_in_anybodys_source_code(exported: Path) -> None:
     for file in ("frozen.onnx", "balanced.onnx"):
         graph = onnx.load(exported / "tiny/2" / file).graph
@@ -164,6 +174,18 @@ def test_what_is_no_graph_is_refused(bundle_dir: Path, replace_file: Callable[[s
     replace_file("frozen.onnx", b"no graph")
     with pytest.raises(GraphError, match="ONNX Runtime cannot load the graph"):
         Catalogue(bundle_dir.parents[1]).load("tiny", "1", runtime="auto")
+
+
+@pytest.mark.parametrize(("file", "other"), [("frozen.onnx", "balanced.onnx"), ("balanced.onnx", "frozen.onnx")])
+def test_a_graph_of_the_model_that_cannot_be_run_is_refused(
+    file: str, other: str, exported: Path, bundle_dir: Path, replace_file: Callable[[str, bytes], None]
+) -> None:
+    for name in ("frozen.onnx", "balanced.onnx"):
+        replace_file(name, (exported / "tiny/2" / (other if name == file else name)).read_bytes())
+    catalogue = Catalogue(bundle_dir.parents[1])
+    with pytest.raises(GraphError, match="ONNX graphs cannot be run: "):
+        catalogue.load("tiny", "1", runtime="auto")
+    assert "cannot be run" in catalogue.verify("tiny", "1")[0]
 
 
 def test_a_device_without_provider_is_refused_by_name() -> None:
