@@ -10,7 +10,7 @@ import torch
 
 from acclimate_adapters.coding import sensitivity
 from acclimate_service.adapted import Adapted, pack, unpack
-from acclimate_service.batches import Asked, batch_of
+from acclimate_service.batches import Asked
 from acclimate_service.configuration import Configurations
 from acclimate_service.labelling import has_labels, is_light, take_labels
 from acclimate_service.state import Batch, Start
@@ -18,8 +18,6 @@ from acclimate_service.steps import Job, Steps
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
-
-__all__ = ["Adapted", "AdapterMachine", "Asked", "batch_of"]
 
 _QUICK: Final = 64 * 1024
 """Bytes of a state above which writing and reading it would hold up the event loop."""
@@ -68,8 +66,7 @@ class AdapterMachine:
         """Take the adapter's step, guarded, once `start` agrees; or take labels in, which are no step."""
         if has_labels(batch):
             return await self._label(state, batch, start)
-
-        job = Job(state, batch)
+        job = Job(state, batch, Asked.decode(batch.parameters))
         if state.nbytes <= self._exact_above and self._steps.may_share(job):
             return await self._worker.share(self._steps.take, job, batch.shape[0], start)
         return await self._worker.run(lambda: self._steps.take_one(job), start)

@@ -1,49 +1,53 @@
-"""How many batches may be under way, and how many of them may be one client's."""
+"""How much may be under way, and how much of it may be one client's."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from acclimate_service.problems import Problem
 
-_FEW: Final = 8
-"""Batches that any client may have under way while there is a place at all."""
-
 
 class Admission:
-    """Places for batches. A client takes no more of them than it leaves free, so that nobody takes them all.
+    """Room for what is under way. A client takes no more of it than it leaves free, so that nobody takes it all.
 
     This is the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6(2), 1998) with a factor
-    of 1: one flooding client gets half of the places, two get a third each, and some are always left for others.
+    of 1: one flooding client gets half of the room, two get a third each, and some is always left for others. What
+    meets nothing else is always let in, however large.
+
+    Args:
+        room: how much there is.
+        of: what it is counted in, as callers are told.
+        few: how much any client may have under way while there is room at all.
     """
 
-    def __init__(self, places: int) -> None:
-        """Offer so many places."""
-        self._places = places
+    def __init__(self, room: int, of: str, few: int = 0) -> None:
+        self._room = room
+        self._of = of
+        self._few = few
         self._taken: Counter[str] = Counter()
 
     @contextmanager
-    def hold(self, client: str) -> Iterator[None]:
-        """Take a place for the block.
+    def hold(self, client: str, amount: int = 1) -> Iterator[None]:
+        """Take so much room for the block.
 
         Raises:
             Problem: `too_many_requests`.
         """
-        self._check(client)
-        self._taken[client] += 1
+        self._check(client, amount)
+        self._taken[client] += amount
         try:
             yield
         finally:
-            self._taken[client] -= 1
+            self._taken[client] -= amount
             if not self._taken[client]:
                 del self._taken[client]
 
-    def _check(self, client: str) -> None:
+    def _check(self, client: str, amount: int) -> None:
         total, own = self._taken.total(), self._taken[client]
-        free = self._places - total
-        if free <= 0:
-            raise Problem("too_many_requests", f"{total} batches are waiting already; try again shortly")
-        if own >= max(_FEW, free):
-            detail = f"{own} batches of this client are waiting already, and {free} places are kept for others"
+        free = self._room - total
+        if total and amount > free:
+            detail = f"{total} {self._of} are waiting already, which leaves no room for {amount} more"
+            raise Problem("too_many_requests", f"{detail}; try again shortly")
+        if own and own + amount > max(self._few, free):
+            detail = f"{own} {self._of} of this client are waiting already, and room for {free} is kept for others"
             raise Problem("too_many_requests", f"{detail}; try again shortly")

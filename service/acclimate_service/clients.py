@@ -10,8 +10,9 @@ import orjson
 import torch
 
 from acclimate_adapters import ConfigurationError, InputError, enrols, require
+from acclimate_adapters.guard import finite
 from acclimate_service import imports
-from acclimate_service.adapter_machine import Adapted
+from acclimate_service.adapted import Adapted
 from acclimate_service.configuration import Configurations
 from acclimate_service.imports import Precondition
 from acclimate_service.labelling import Examples
@@ -30,6 +31,7 @@ from acclimate_service.state import (
     StateError,
     StateStore,
 )
+from acclimate_service.state.errors import Doubt
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
@@ -169,7 +171,10 @@ class Clients:
             await turn.request.admit()
             await turn.session.delete()
             if self._guard is not None:
-                await self._guard.forget(request.client)
+                deleted = Doubt()
+                deleted.learn("unknown")  # the client is gone by now, so nobody may say that nothing was changed
+                with deleted:
+                    await self._guard.forget(request.client)
 
     async def _begin_anew(self, client: ClientScope, applied: Applied) -> None:
         """Let the evidence of a client that has another state now begin anew; its next labels would do so too."""
@@ -207,7 +212,7 @@ class Clients:
             state = adapter.init(self._bundle.model, x=self._bundle.prepare(examples.images), labels=labels)
         except InputError as error:
             raise Problem("invalid_labels", str(error)) from error
-        if not imports.finite(state):
+        if not finite(state):
             raise Problem("non_finite", "these images make a personal head that is not finite; nothing was changed")
         answer = {"adapter": adapter.name, "enrolled": len(labels)}
         return Change(configuration, Adapted(configuration, state), orjson.dumps(answer))

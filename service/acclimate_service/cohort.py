@@ -24,7 +24,7 @@ from torch import Tensor
 from acclimate_adapters import AcclimateError, FrozenModel
 from acclimate_adapters.fed_ade import FedAde
 from acclimate_adapters.fed_ade_rounds import Update, aggregate, finish, initial_shared, local_update
-from acclimate_service.adapter_machine import Adapted
+from acclimate_service.adapted import Adapted
 from acclimate_service.configuration import Configurations
 from acclimate_service.problems import Problem
 from acclimate_service.requests import ClientRequest
@@ -38,12 +38,13 @@ from acclimate_service.state import (
     StateUnreadable,
     StoreFull,
     StoreUnavailable,
+    always,
     new_id,
     random_rid,
 )
 from acclimate_service.state.cohorts import Cohort, Cohorts, Layers
 from acclimate_service.state.tasks import Tasks
-from acclimate_service.worker import Worker, always
+from acclimate_service.worker import Worker
 
 _PATIENCE_S = 60.0
 """Longest wait for a client whose batches are being answered."""

@@ -3,15 +3,16 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from acclimate_adapters import AcclimateError
 from acclimate_service import answers
-from acclimate_service.adapter_machine import AdapterMachine, Asked, batch_of
+from acclimate_service.adapter_machine import AdapterMachine
 from acclimate_service.admission import Admission
+from acclimate_service.batches import Asked, batch_of
 from acclimate_service.configuration import canonical
 from acclimate_service.problems import Problem
 from acclimate_service.replies import Replies
@@ -19,13 +20,13 @@ from acclimate_service.requests import ClientRequest, Reply
 from acclimate_service.sessions import Sessions, Turn
 from acclimate_service.settings import Outage
 from acclimate_service.shadows import Guard
-from acclimate_service.state import ClientScope, StateError, StepFailed, StoreUnavailable
-from acclimate_service.state.machine import always
+from acclimate_service.state import ClientScope, StateError, StepFailed, StoreUnavailable, always
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.waiting_rows import WaitingRows
 
 _log = logging.getLogger(__name__)
 _FROZEN = canonical("none", {})
+_FEW = 8
+"""Batches that any client may have under way while there is a place at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class Engine:
         self._machine = machine
         self._replies = replies
         self._telemetry = telemetry
-        self._admission = Admission(max_waiting)
-        self._waiting_rows = WaitingRows(max_waiting_rows)
+        self._places = Admission(max_waiting, "batches", few=_FEW)
+        self._rows = Admission(max_waiting_rows, "images")
         self._outage = outage
         self._guard = guard
         self._note = note
@@ -81,7 +82,7 @@ class Engine:
         Raises:
             Problem: `too_many_requests`.
         """
-        with self._admission.hold(client), self._telemetry.waiting.track_inprogress():
+        with self._places.hold(client), self._telemetry.waiting.track_inprogress():
             yield
 
     async def predict(self, batch: Batch) -> Reply:
@@ -94,7 +95,7 @@ class Engine:
             StateError: the same; its `committed` says whether the state may have changed.
         """
         client, rows = batch.request.client.client, len(batch.images)
-        with self._waiting_rows.hold(client, rows):
+        with self._rows.hold(client, rows):
             reply = await self._answer(batch)
         self._telemetry.state.answers.labels(reply.replayed).inc()
         self._telemetry.rows.inc(rows)
@@ -123,7 +124,8 @@ class Engine:
         self._note(client, reply.answer["adapter"])
         if self._guard is not None and reply.replayed == "none":
             given = [each["index"] for each in reply.answer["predictions"]]
-            self._guard.shadows.see(batch.request, batch.images, given, turn.session.config or "")
+            seen = replace(batch.request, life=applied.life)
+            self._guard.shadows.see(seen, batch.images, given, turn.session.config or "")
         if "guard" in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.answer["guard"])
         return reply

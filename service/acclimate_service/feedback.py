@@ -1,6 +1,7 @@
 """True labels of answered rows: counted once each, in the client's state, and pooled over all clients."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from acclimate_service.configuration import Configurations
@@ -58,7 +59,7 @@ class Feedback:
             return reply
         share = dict(reply.answer["told"])
         counts, configuration = Counts(*share["counts"]), share["configuration"]
-        guard.shadows.tell(request, labels, configuration)
+        guard.shadows.tell(replace(request, life=applied.life), labels, configuration)
         if counts.labelled:
             await guard.fleet.tell(request.client, configuration, applied.life, applied.seq, share["born"], counts)
         if applied.replayed == "none":

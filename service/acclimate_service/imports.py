@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from acclimate_adapters import Adapter, Labelled, State, StateCorrupt, StateMismatch, enrols, learns
+from acclimate_adapters.guard import finite
 from acclimate_service.problems import Problem
 from acclimate_store import Bundle
 
@@ -84,11 +85,6 @@ def read(data: bytes, adapter: Adapter, bundle: Bundle) -> State:
     _check_content(state, adapter, bundle)
     _check_use(state, adapter, bundle)
     return state
-
-
-def finite(state: State) -> bool:
-    """Whether all numbers of a state are."""
-    return all(bool(t.isfinite().all()) for t in state.tensors.values() if t.is_floating_point())
 
 
 def _check_content(state: State, adapter: Adapter, bundle: Bundle) -> None:

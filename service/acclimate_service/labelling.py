@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from acclimate_adapters import Adapter, Labelled, State, guarded_step, learns
-from acclimate_service import imports
+from acclimate_adapters.guard import finite
 from acclimate_service.adapted import Adapted
 from acclimate_service.guard.record import Label, Record, Tally
 from acclimate_service.state import Batch
@@ -24,6 +24,8 @@ from acclimate_store import Bundle
 _FEEDBACK: Final = b"feedback"
 _EXAMPLES: Final = b"examples"
 _PAIRS: Final = b"pairs"
+_ON_LOOP: Final = 16 * 1024
+"""Bytes of labels that are counted within two milliseconds; more would hold up the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,10 @@ def has_labels(batch: Batch) -> bool:
 
 
 def is_light(batch: Batch, adapter: Adapter) -> bool:
-    """Whether only a record is to be changed, which needs no torch."""
-    return batch.parameters == _PAIRS or (batch.parameters == _FEEDBACK and not learns(adapter))
+    """Whether only a record is to be changed, which needs no torch, and little of it."""
+    return batch.parameters == _PAIRS or (
+        batch.parameters == _FEEDBACK and batch.nbytes <= _ON_LOOP and not learns(adapter)
+    )
 
 
 def take_labels(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
@@ -119,7 +123,7 @@ def _learned(adapter: Adapter, bundle: Bundle, state: State, rows: Callable[[], 
     if not learns(adapter):
         return state
     learned = adapter.learn(bundle.model, state, rows())
-    return learned if imports.finite(learned) else state
+    return learned if finite(learned) else state
 
 
 def _answer(state: Adapted, record: Record, tally: Tally) -> bytes:

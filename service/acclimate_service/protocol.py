@@ -1,6 +1,7 @@
 """HTTP/1.1 as uvicorn speaks it, except that a reply leaves in one piece."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -63,4 +64,5 @@ class JoiningTransport(asyncio.Transport):
     def _flush(self) -> None:
         if self._held:
             held, self._held = self._held, b""
-            self._transport.write(held)
+            with suppress(RuntimeError):  # so uvloop says that the connection was lost meanwhile
+                self._transport.write(held)

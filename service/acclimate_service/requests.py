@@ -21,6 +21,7 @@ class ClientRequest:
         keyed: whether the caller can repeat it, by an idempotency key.
         name: request id, as the caller is told it.
         number: place of the batch in the client's stream, 0 if the caller does not number its batches.
+        life: existence of the client that it is for; empty for the one that is found.
     """
 
     client: ClientScope
@@ -31,6 +32,7 @@ class ClientRequest:
     keyed: bool = False
     name: str = ""
     number: int = 0
+    life: str = ""
 
     @property
     def patience(self) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from acclimate_adapters import FrozenModel
-from acclimate_service.adapter_machine import Adapted, AdapterMachine
+from acclimate_service.adapted import Adapted
+from acclimate_service.adapter_machine import AdapterMachine
 from acclimate_service.choices import candidates_of, configurations_of, connected, limits_of, load_bundle
 from acclimate_service.clients import Clients
 from acclimate_service.cohort import Rounds
@@ -39,6 +39,7 @@ from acclimate_service.state import (
     StateStore,
     StoreFacts,
     Wire,
+    always,
     check,
     new_id,
 )
@@ -47,7 +48,7 @@ from acclimate_service.state.pools import Pools
 from acclimate_service.state_metrics import StateMetrics
 from acclimate_service.switching import Beginnings, Duels
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.worker import Worker, always
+from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
 PROBE_S = 1.0
@@ -98,6 +99,30 @@ class Service:
         metrics.unreplicated.set(self.wire.unreplicated)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What all parts of a service stand on; `stack` closes them, the last one first."""
+
+    stack: AsyncExitStack
+    settings: Settings
+    limits: Limits
+    telemetry: Telemetry
+    worker: Worker
+    bundle: Bundle
+    configurations: Configurations
+    link: Link
+    wire: Wire
+    store: StateStore
+    facts: StoreFacts
+
+    @property
+    def model(self) -> str:
+        return self.bundle.model.content_hash
+
+    def pools(self, scope: str) -> Pools:
+        return Pools(self.wire, self.limits, scope, self.settings.tenant, self.settings.secret)
+
+
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[Service]:
     """Load the model, reach Redis (or start a private one), and answer a first batch.
@@ -107,73 +132,66 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         EmbeddedRedisError, StoreUnavailable, StoreUnfit: there is no Redis that could keep the states.
         SettingsError: a setting that this machine or model cannot serve, or one that contradicts another.
     """
-    limits = limits_of(settings)
-    telemetry = Telemetry()
     async with AsyncExitStack() as stack:
-        worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
-        stack.callback(worker.close)
-        bundle = await worker.run(lambda: load_bundle(settings), always)
-        configurations = configurations_of(settings, bundle.model)
-        model = bundle.model.content_hash
-        url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
-        link = await connected(url)
-        wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
-        store = StateStore(wire, limits)
-        stack.push_async_callback(store.aclose)
-        facts = await check(wire, override=settings.redis_override)
-        machine = _machine(settings, bundle, configurations, worker, telemetry)
-        keep = partial(_keep, settings, store, limits, machine)
-        beginnings = _beginnings(settings, wire, limits, model, configurations.default, telemetry)
-        stack.push_async_callback(beginnings.evidence.aclose)
-        sessions = keep(model, beginnings.configuration, settings.cache_bytes, telemetry.state)
+        ground = await _ground(stack, settings)
+        machine = _machine(ground)
+        keep, beginnings = partial(_keep, ground, machine), _beginnings(ground)
+        sessions = keep(ground.model, beginnings.configuration, settings.cache_bytes, ground.telemetry.state)
         stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
-        guard = _guard(settings, wire, limits, bundle.model, keep, sessions, beginnings)
-        if guard is not None:
-            stack.push_async_callback(guard.fleet.aclose)
-            stack.push_async_callback(guard.shadows.aclose, settings.drain_budget_s)
-        announcements = _listen(link, sessions, guard, settings.tenant, model)
-        stack.push_async_callback(announcements.aclose)
-        cohorts = Cohorts(wire, limits, model, settings.tenant)
-        rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
-        stack.push_async_callback(rounds.aclose)
-        replies = Replies(store, model, configurations)
+        guard = _guard(ground, machine, keep, sessions, beginnings)
+        _listen(ground, sessions, guard)
+        rounds = _rounds(ground, sessions)
+        replies = Replies(ground.store, ground.model, ground.configurations)
         engine = Engine(
-            *(sessions, machine, replies, telemetry),
+            *(sessions, machine, replies, ground.telemetry),
             max_waiting=settings.max_waiting,
             max_waiting_rows=settings.max_waiting_rows,
             outage=settings.store_outage,
             guard=guard,
             note=rounds.note,
         )
-        clients = Clients(bundle, configurations, store, sessions, replies, worker, guard)
-        feedback = Feedback(configurations, sessions, replies, guard, telemetry)
-        await engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), configurations.default)
+        administered = (ground.store, sessions, replies, ground.worker, guard)
+        clients = Clients(ground.bundle, ground.configurations, *administered)
+        feedback = Feedback(ground.configurations, sessions, replies, guard, ground.telemetry)
+        images = np.zeros((2, *ground.bundle.manifest.input.shape), np.uint8)
+        await engine.warm_up(images, ground.configurations.default)
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield Service(
-            *(settings, bundle, configurations, limits, sessions, engine, clients, feedback, rounds),
-            *(telemetry, facts, wire),
+            *(settings, ground.bundle, ground.configurations, ground.limits, sessions, engine, clients, feedback),
+            *(rounds, ground.telemetry, ground.facts, ground.wire),
         )
 
 
-def _machine(
-    settings: Settings, bundle: Bundle, configurations: Configurations, worker: Worker, telemetry: Telemetry
-) -> AdapterMachine:
-    return AdapterMachine(
-        *(bundle, configurations, worker, telemetry),
-        exact_above=settings.inline_max,
-        state_budget=settings.state_budget,
-    )
+async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
+    limits = limits_of(settings)
+    worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
+    stack.callback(worker.close)
+    bundle = await worker.run(lambda: load_bundle(settings), always)
+    configurations = configurations_of(settings, bundle.model)
+    url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
+    link = await connected(url)
+    wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
+    store = StateStore(wire, limits)
+    stack.push_async_callback(store.aclose)
+    facts = await check(wire, override=settings.redis_override)
+    return _Ground(stack, settings, limits, Telemetry(), worker, bundle, configurations, link, wire, store, facts)
 
 
 def _private_redis(settings: Settings) -> EmbeddedRedis:
     return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
 
 
+def _machine(ground: _Ground) -> AdapterMachine:
+    return AdapterMachine(
+        *(ground.bundle, ground.configurations, ground.worker, ground.telemetry),
+        exact_above=ground.settings.inline_max,
+        state_budget=ground.settings.state_budget,
+    )
+
+
 def _keep(
-    settings: Settings,
-    store: StateStore,
-    limits: Limits,
+    ground: _Ground,
     machine: AdapterMachine,
     scope: str,
     configuration: Callable[[], str],
@@ -181,56 +199,67 @@ def _keep(
     metrics: StateMetrics,
 ) -> Sessions:
     """The sessions of all clients in one scope, where they begin with what is the configuration then."""
+    settings = ground.settings
 
     def begin(client: ClientScope) -> Session[Adapted]:
         policy = Policy(configuration(), journal=settings.journal, strict_engine=settings.strict_replay)
         nonce = f"{settings.replica}~{new_id()}"
-        return Session(Context(store, limits, client, scope, machine, policy, observer=metrics, nonce=nonce))
+        kept = (ground.store, ground.limits, client, scope, machine, policy)
+        return Session(Context(*kept, observer=metrics, nonce=nonce))
 
     device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
     return Sessions(begin, budget, metrics, device_cache)
 
 
+def _beginnings(ground: _Ground) -> Beginnings:
+    """What new clients begin with; always the default where nobody switches."""
+    settings, default = ground.settings, ground.configurations.default
+    alpha = settings.guard_alpha / max(1, len(settings.candidates))
+    evidence = Fleet(ground.pools(scope_of(ground.model, default)), "adapt", alpha)
+    ground.stack.push_async_callback(evidence.aclose)
+    return Beginnings(default, evidence, ground.telemetry, switches=settings.auto_switch)
+
+
 def _guard(
-    settings: Settings,
-    wire: Wire,
-    limits: Limits,
-    model: FrozenModel,
+    ground: _Ground,
+    machine: AdapterMachine,
     keep: Callable[..., Sessions],
     sessions: Sessions,
     beginnings: Beginnings,
 ) -> Guard | None:
+    settings, model = ground.settings, ground.model
     if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
         raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
     if settings.guard == "off":
         return None
-    pools = Pools(wire, limits, model.content_hash, settings.tenant, settings.secret)
-    fleet = Fleet(pools, settings.guard, settings.guard_alpha)
+    fleet = Fleet(ground.pools(model), settings.guard, settings.guard_alpha)
+    ground.stack.push_async_callback(fleet.aclose)
     budget, unseen = settings.cache_bytes // 4, StateMetrics(CollectorRegistry())
 
     def beside(what: str, configuration: str) -> Sessions:
-        return keep(scope_of(model.content_hash, what), lambda: configuration, budget, unseen)
+        return keep(scope_of(model, what), lambda: configuration, budget, unseen)
 
-    names, duels = candidates_of(settings, model), None
+    names, duels = candidates_of(settings, ground.bundle.model), None
     if settings.auto_switch:
         pairs = {name: beside(f"{beginnings.default} {name}", canonical("none", {})) for name in names}
-        duels = Duels(beginnings, pairs, sessions, fleet)
+        duels = Duels(beginnings, pairs, sessions, fleet, machine.initial)
     shadows = Shadows([Candidate(name, beside(name, name)) for name in names], settings.candidate_share, fleet, duels)
+    ground.stack.push_async_callback(shadows.aclose, settings.drain_budget_s)
     return Guard(fleet, shadows, duels)
 
 
-def _beginnings(
-    settings: Settings, wire: Wire, limits: Limits, model: str, default: str, telemetry: Telemetry
-) -> Beginnings:
-    """What new clients begin with; always the default where nobody switches."""
-    pools = Pools(wire, limits, scope_of(model, default), settings.tenant, settings.secret)
-    alpha = settings.guard_alpha / max(1, len(settings.candidates))
-    return Beginnings(default, Fleet(pools, "adapt", alpha), telemetry, switches=settings.auto_switch)
+def _rounds(ground: _Ground, sessions: Sessions) -> Rounds:
+    tenant = ground.settings.tenant
+    cohorts = Cohorts(ground.wire, ground.limits, ground.model, tenant)
+    rounds = Rounds(ground.bundle.model, ground.configurations, sessions, ground.worker, cohorts, tenant=tenant)
+    ground.stack.push_async_callback(rounds.aclose)
+    return rounds
 
 
-def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str, model: str) -> Announcements:
+def _listen(ground: _Ground, sessions: Sessions, guard: Guard | None) -> None:
     """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
     keepers = (sessions,) if guard is None else (sessions, guard.shadows)
+    tenant, model = ground.settings.tenant, ground.model
 
     def dropped(name: str) -> None:
         owner, _, client = name.partition("/")
@@ -243,10 +272,10 @@ def _listen(link: Link, sessions: Sessions, guard: Guard | None, tenant: str, mo
             keeper.drop_all()
 
     def wanted(name: str) -> None:
-        scope, owner, client = name.split("/", 2)
-        if (scope, owner) == (model, tenant):
-            sessions.hand_over(client)
+        prefix = f"{model}/{tenant}/"
+        if name.startswith(prefix):
+            sessions.hand_over(name.removeprefix(prefix))
 
-    announcements = Announcements(link, dropped, missed, wanted)
+    announcements = Announcements(ground.link, dropped, missed, wanted)
     announcements.start()
-    return announcements
+    ground.stack.push_async_callback(announcements.aclose)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from acclimate_service.adapter_machine import Adapted
+from acclimate_service.adapted import Adapted
 from acclimate_service.device_cache import DeviceCache
 from acclimate_service.requests import ClientRequest, too_late
 from acclimate_service.state import Claims, ClientScope, Request, Session
@@ -40,8 +40,9 @@ class Turn:
 class Sessions:
     """Least recently used out first; a client whose turn is taken stays. Dropping a session loses nothing.
 
-    New clients wait while those who are to leave for them are still being written away: however many come at once, what
-    is in memory does not outgrow the budget.
+    New clients wait while those who are to leave for them are still being written away: however many come one after the
+    other, what is in memory does not outgrow the budget by more than the states of the batches at work, which are not
+    known before they are there.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Sessions:
                     await wanted.admit()
                     limit.reschedule(None)
 
-                request = Request(wanted.rid, wanted.fingerprint, admit, wanted.number)
+                request = Request(wanted.rid, wanted.fingerprint, admit, wanted.number, wanted.life)
                 with self._claims.hold(request), self._weighed(client):
                     async with self._turns.hold(client):
                         await self._room_for(client)
@@ -184,7 +185,8 @@ class Sessions:
         state = session.state
         if state is not None:
             moved = await asyncio.to_thread(cache.move, state)
-            if client not in self._turns:  # the end of a turn weighs it again
+            # the end of a turn weighs it again; one that was evicted meanwhile says nothing of the next
+            if client not in self._turns and self._sessions.get(client) is session:
                 session.exchange(state, moved)
                 self._spare_device(client, session)
 

@@ -2,7 +2,7 @@
 
 A candidate's state of a client is one more scope of that client in Redis, under the same exactly-once rules, and goes
 with it when it is deleted. What a candidate makes of a batch is computed after the reply, and given up when too much is
-waiting: then it has seen fewer batches, and nothing else is lost.
+waiting, or when the client was deleted meanwhile: then it has seen fewer batches, and nothing else is lost.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 from numpy.typing import NDArray
 
-from acclimate_service.adapter_machine import Asked, batch_of
+from acclimate_service.batches import Asked, batch_of
 from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.problems import Problem
@@ -85,7 +85,7 @@ class Shadows:
         """Show the candidates a batch that was answered.
 
         Args:
-            request: of the batch.
+            request: of the batch, with the life of its client.
             images: as in `batch_of`.
             given: [B], the classes that were answered.
             current: configuration of the client; it is no candidate to itself.
@@ -96,7 +96,7 @@ class Shadows:
             self._start(partial(self._see, candidate, request, images, given, current))
 
     def tell(self, request: ClientRequest, labels: Batch, current: str) -> None:
-        """Tell the candidates labels; those of rows that they have not seen say nothing."""
+        """Tell the candidates labels; those of rows that they have not seen say nothing. Arguments as in `see`."""
         for candidate in self._others(current):
             self._start(partial(self._tell, candidate, request, labels, current))
 
@@ -137,6 +137,8 @@ class Shadows:
             await work
         except (StateError, Problem) as error:
             _log.info("a candidate gave up a request: %s", error)
+        except Exception:  # nobody waits for it, so nobody else would tell
+            _log.exception("a candidate failed")
 
     async def _see(
         self, candidate: Candidate, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str

@@ -23,10 +23,11 @@ _ADAPTED: Final = Decision("adapted", "fleet_not_behind")
 
 
 class Job(NamedTuple):
-    """A client's state, and the batch to be folded into it."""
+    """A client's state, the batch to be folded into it, and what is asked of the batch."""
 
     state: Adapted
     batch: Batch
+    asked: Asked
 
 
 class Steps:
@@ -68,14 +69,14 @@ class Steps:
         batch = job.batch
         x = self._bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
         adapter = self._configurations.adapter(job.state.configuration)
-        return Work(adapter, job.state.state, x, compare=bool(Asked.decode(batch.parameters).request_id))
+        return Work(adapter, job.state.state, x, compare=bool(job.asked.request_id))
 
     def _done(self, job: Job, outcome: Step | Exception) -> Done | Exception:
         return attempt(partial(self._answer, job, outcome)) if isinstance(outcome, Step) else outcome
 
     def _answer(self, job: Job, step: Step) -> Done:
-        state, batch = job
-        asked, classes = Asked.decode(batch.parameters), self._bundle.manifest.classes
+        state, batch, asked = job
+        classes = self._bundle.manifest.classes
         if step.frozen_logits is None or not asked.request_id:
             answer = answers.encode(step, step.logits, classes, asked.probabilities, batch.skipped)
             return Adapted(state.configuration, step.state), answer

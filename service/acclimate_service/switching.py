@@ -4,7 +4,8 @@ Beside a candidate's states lie records of pairs: of each row that both saw, wha
 candidate would have answered. They are judged by the same labels and the same test as adapted and frozen predictions, a
 win being a row that only the candidate has right. Pooled over the fleet, the verdict says what clients begin with that
 begin now. A client's own verdict moves that client, which begins anew under the candidate. Only clients with the
-default configuration are ever moved, so whoever was given another adapter keeps it, and nobody is moved twice.
+default configuration are ever moved, so whoever was given another adapter keeps it. Whoever is moved and then given the
+default again stays there as long as Redis remembers the move, which is as long as any idempotency key.
 
 Each candidate is a test of its own; each has its share of alpha, so that the chance that any of them ever wins the
 fleet without being better is at most alpha.
@@ -13,18 +14,20 @@ fleet without being better is at most alpha.
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
+from acclimate_service.adapted import Adapted
 from acclimate_service.guard.evidence import Counts, gain, verdict
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.labelling import names_rows, pairs_of
 from acclimate_service.requests import ClientRequest
 from acclimate_service.sessions import Sessions
-from acclimate_service.state import Applied, Batch, ClientScope
+from acclimate_service.state import Batch, Change, ClientScope, Present
 from acclimate_service.telemetry import Telemetry
 
 PATIENCE_S: Final = 60.0
@@ -70,6 +73,10 @@ class Beginnings:
         _log.warning("%s with %s from now on, by the labels: %s", who, configuration, because)
 
 
+class _Stays(Exception):
+    """The client has no longer what it would be moved from."""
+
+
 class Duels:
     """Keeps the pairs of every candidate, and moves clients to a better one.
 
@@ -78,13 +85,22 @@ class Duels:
         pairs: sessions of the records of pairs, by the candidate's configuration.
         clients: sessions of the clients themselves.
         fleet: evidence of the adapters, which begins anew for a client that is moved.
+        initial: makes the state that a configuration begins with.
     """
 
-    def __init__(self, beginnings: Beginnings, pairs: Mapping[str, Sessions], clients: Sessions, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        beginnings: Beginnings,
+        pairs: Mapping[str, Sessions],
+        clients: Sessions,
+        fleet: Fleet,
+        initial: Callable[[str], Awaitable[Adapted]],
+    ) -> None:
         self._beginnings = beginnings
         self._pairs = pairs
         self._clients = clients
         self._fleet = fleet
+        self._initial = initial
 
     @property
     def sessions(self) -> Sequence[Sessions]:
@@ -127,18 +143,29 @@ class Duels:
             evidence = self._beginnings.evidence
             await evidence.tell(request.client, candidate, applied.life, applied.seq, share["born"], counts)
         if self._beginnings.proves(counts):
-            await self._move(candidate, request, applied.life)
+            with suppress(_Stays):
+                await self._move(candidate, request)
 
-    async def _move(self, candidate: str, request: ClientRequest, life: str) -> None:
-        """Let the client begin anew under the candidate; once in its life, and only from the default."""
-        rid = hashlib.sha256(f"{request.client.rid('')}\0{life}\0{candidate}".encode()).hexdigest()[: len(request.rid)]
+    async def _move(self, candidate: str, request: ClientRequest) -> None:
+        """Let the client begin anew under the candidate, unless it was moved before or anybody configures it meanwhile.
+
+        Raises:
+            _Stays: it has another configuration than the default.
+        """
+        initial = await self._initial(candidate)
+
+        async def begin(present: Present[Adapted]) -> Change[Adapted]:
+            if not present.seq or present.config != self._beginnings.default:
+                raise _Stays
+            return Change(candidate, initial, b"{}")
+
+        client = request.client
+        rid = hashlib.sha256(f"{client.rid('')}\0{request.life}\0{candidate}".encode()).hexdigest()[: len(request.rid)]
         async with self._clients.turn(replace(derived(request, ""), rid=rid, fingerprint=rid)) as turn:
-            present = await turn.session.known(turn.request)
-            if present is None or isinstance(present, Applied) or present.config != self._beginnings.default:
-                return
-            moved = await turn.session.reset(turn.request, candidate)
-        self._beginnings.report(f"client {request.client.client} goes on", candidate, "own")
-        await self._fleet.begin_anew(request.client, candidate, moved.life, moved.seq)
+            moved = await turn.session.replace(turn.request, begin)
+        if moved.replayed == "none":
+            self._beginnings.report(f"client {client.client} goes on", candidate, "own")
+            await self._fleet.begin_anew(client, candidate, moved.life, moved.seq)
 
 
 def derived(request: ClientRequest, what: str) -> ClientRequest:

@@ -21,23 +21,19 @@ MOST_ROWS: Final = 128
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Somebody who waits: for the turn, and then for the result."""
+    """Somebody who waits: for the turn, and then for the outcome."""
 
     together: Together[Any, Any]
     work: Any
     rows: int | None  # None: it shares with nobody
     turn: asyncio.Future[None] = field(default_factory=asyncio.Future)
     admitted: bool = False
-    result: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+    outcome: asyncio.Future[Any] = field(default_factory=asyncio.Future)  # an error is one like any other
 
     def settle(self, outcome: Any) -> None:
-        """Tell the result, unless nobody waits for it any more."""
-        if self.result.done():
-            return
-        if isinstance(outcome, BaseException):
-            self.result.set_exception(outcome)
-        else:
-            self.result.set_result(outcome)
+        """Tell the outcome, unless nobody waits for it any more."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
 
 
 class Worker:
@@ -106,7 +102,10 @@ class Worker:
             self._decide(waiting, admitted=False)
             raise
         self._decide(waiting, admitted=True)
-        return await waiting.result
+        outcome = await waiting.outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def _begin(self) -> None:
         """Let those whose turn it is next say whether their work is still wanted; the thread is free till then.
@@ -150,7 +149,7 @@ class Worker:
         return group
 
     def _do(self, group: Sequence[_Waiting]) -> None:
-        work = partial(group[0].together, [waiting.work for waiting in group])
+        work = partial(_outcomes, group[0].together, [waiting.work for waiting in group])
         loop = asyncio.get_running_loop()
         try:
             done = loop.run_in_executor(self._executor, work)
@@ -169,6 +168,14 @@ class Worker:
             waiting.settle(outcome)
 
 
+def _outcomes(together: Together[W, T], works: Sequence[W]) -> Sequence[T | Exception]:
+    """What became of each. An error is caught here already: a future takes no `StopIteration`, and would never end."""
+    try:
+        return together(works)
+    except Exception as error:
+        return [error] * len(works)
+
+
 def _alone(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
     (work,) = works
     return [work()]
@@ -177,7 +184,3 @@ def _alone(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
 def _take_threads(number: int) -> None:
     torch.set_num_threads(number)
     torch.get_num_threads()  # what a thread has once asked for is its own; until then it takes what others set
-
-
-async def always() -> None:
-    """Admit work that no caller waits for."""

@@ -20,7 +20,7 @@ def take(admission, held, client, wanted=1000):
 
 @pytest.mark.parametrize("floods", [1, 2, 3, 7])
 def test_floods_share_the_places_and_leave_some_to_others(floods):
-    admission = Admission(256)
+    admission = Admission(256, "batches", few=8)
     with ExitStack() as held:
         for _ in range(256):  # in turn
             for flood in range(floods):
@@ -32,12 +32,12 @@ def test_floods_share_the_places_and_leave_some_to_others(floods):
 
 def test_the_only_client_gets_half_of_many_places_and_all_of_a_few():
     with ExitStack() as held:
-        assert take(Admission(256), held, "cam") == 128
-        assert take(Admission(8), held, "cam") == 8
+        assert take(Admission(256, "batches", few=8), held, "cam") == 128
+        assert take(Admission(8, "batches", few=8), held, "cam") == 8
 
 
 def test_places_that_are_given_back_are_free_again_and_leave_nothing_behind():
-    admission = Admission(1)
+    admission = Admission(1, "batches", few=8)
     for client in ("a", "b", "a"):
         with admission.hold(client), pytest.raises(Problem, match="1 batches are waiting already"), admission.hold("c"):
             pass
@@ -56,7 +56,7 @@ def test_a_client_that_floods_the_service_does_not_shut_others_out(make_replica,
         flood.append(pool.submit(post, replica, "flood", image))
         replica.await_waiting(number + 1)
     refused = assert_problem(post(replica, "flood", image), 429, "too_many_requests")
-    assert refused["detail"].startswith("9 batches of this client are waiting already, and 8 places are kept")
+    assert refused["detail"].startswith("9 batches of this client are waiting already, and room for 8 is kept")
     light = pool.submit(post, replica, "light", image)
     replica.await_waiting(10)
     gate.open()

@@ -1,9 +1,12 @@
 """Small arrays are read on the event loop, large ones in a thread: nobody can tell."""
 
 import io
+import threading
 
 import numpy as np
 import pytest
+
+from acclimate_service.routes import desk
 
 LIMIT = 256 * 1024
 
@@ -31,6 +34,27 @@ def test_small_and_large_arrays_of_the_same_images_are_answered_alike(replica, f
     first, second = ([row["index"] for row in answer["predictions"]] for answer in answers)
     assert first == second
     assert len(first) == 100
+
+
+@pytest.mark.parametrize("nbytes", [LIMIT, LIMIT + 1])
+def test_the_fingerprint_of_a_large_body_does_not_hold_up_the_event_loop(replica, assert_problem, monkeypatch, nbytes):
+    taken, threads = desk.fingerprint, []
+
+    def note(secret, *parts):
+        if parts:
+            threads.append(threading.get_ident())
+        return taken(secret, *parts)
+
+    monkeypatch.setattr(desk, "fingerprint", note)
+    kind = {"Content-Type": "application/octet-stream"}
+    reply = replica.http.put("/clients/marked/state", content=bytes(nbytes), headers=kind)
+    assert_problem(reply, 422, "invalid_state")
+
+    async def loop_thread():
+        return threading.get_ident()
+
+    assert (threads == [replica.run(loop_thread())]) == (nbytes <= LIMIT)
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize("number", [3, 200])

@@ -1,7 +1,10 @@
 """Adapters that are tried out beside the clients' own, and the advice that comes of it."""
 
+import asyncio
 import re
+import threading
 import time
+from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 
@@ -67,6 +70,41 @@ def test_a_delete_takes_the_candidates_states_too(trying, stream):
         assert len(heads) == 2
         sdk.delete("cam")
         assert {key.rpartition(b"}:")[2] for key in trying.keys("cam")} == {b"r", b"i", b"x"}
+
+
+@contextmanager
+def held_up(replica, client):
+    """The candidates get no turn of this client before the end of the block."""
+    begun, ended = threading.Event(), asyncio.Event()
+
+    async def take():
+        async with AsyncExitStack() as turns:
+            for sessions in replica.service.engine._guard.shadows._sessions():
+                await turns.enter_async_context(sessions._turns.hold(client))
+            begun.set()
+            await ended.wait()
+
+    turn = asyncio.run_coroutine_threadsafe(take(), replica.loop)
+    assert begun.wait(timeout=10)
+    yield
+    replica.loop.call_soon_threadsafe(ended.set)
+    turn.result(timeout=10)
+    settle(replica)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["gone", "there again"])
+def test_a_candidate_that_comes_too_late_brings_back_nothing_of_a_deleted_client(trying, stream, anew):
+    (images,) = stream(0, 1)
+    with trying.sdk() as sdk:
+        with held_up(trying, "cam"):
+            prediction = sdk.predict("cam", images)
+            sdk.feedback("cam", [LabelledRow(prediction.request_id, 0, 1)])
+            sdk.delete("cam")
+            if anew:
+                sdk.configure("cam", "em")
+        names = {key.rpartition(b"}:")[2] for key in trying.keys("cam")}
+        scopes = {name.partition(b":")[0] for name in names if b":" in name}
+        assert scopes == ({trying.service.bundle.model.content_hash.encode()} if anew else set())
 
 
 def test_a_repeated_batch_and_repeated_labels_count_once_for_candidates_too(trying, serial, stream):

@@ -1,5 +1,6 @@
 """States on a device: a budget of their own, least recently used out first, and the same answers as ever."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ def test_the_least_recently_used_leave_first_and_only_as_many_as_have_to():
     assert (len(cache), cache.nbytes) == (1, 9)
 
 
-def test_a_state_without_room_leaves_at_once_and_takes_nobody_along_who_could_stay():
+def test_a_state_without_room_leaves_at_once():
     cache = DeviceCache(10)
     cache.used("small", adapted(4))
     assert "large" in cache.used("large", adapted(11))
@@ -59,6 +60,37 @@ def test_a_state_leaves_a_cuda_device():
     moved = to_host(state)
     assert (device_bytes(state), device_bytes(moved)) == (3, 0)
     assert moved.state.to_bytes() == state.state.to_bytes()
+
+
+def test_a_client_that_left_while_its_state_was_moved_is_weighed_by_what_it_has_when_it_is_back(make_replica, stream):
+    moving, go_on, hosted = threading.Event(), threading.Event(), []
+
+    def move(state):
+        moving.set()
+        assert go_on.wait(timeout=10)
+        hosted.append(replace(state))
+        return hosted[-1]
+
+    def weigh(state):
+        return 0 if any(state is moved for moved in hosted) else state.state.nbytes
+
+    replica, (images,) = make_replica(), stream(0, 1)
+    sessions = replica.service.sessions
+    sessions._device_cache = cache = DeviceCache(MB // 2, weigh, move)  # room for one state
+
+    async def leave():
+        await sessions._leave("a")
+
+    with replica.sdk() as sdk:
+        sdk.predict("a", images)
+        sdk.predict("b", images)
+        assert moving.wait(timeout=10), "nobody moved the state of the first client"
+        replica.run(leave())
+        sdk.predict("a", images)
+    nbytes = cache.nbytes
+    go_on.set()
+    settle(lambda: not sessions._tasks._running)
+    assert (len(cache), cache.nbytes) == (1, nbytes)
 
 
 def test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not(make_replica, stream):

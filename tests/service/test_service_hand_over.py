@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from acclimate_service.state import HAND_OVER
+
 
 @pytest.fixture
 def pair(make_replica):
@@ -72,3 +74,13 @@ def test_a_client_at_work_is_not_handed_over_but_taken_after_a_while(pair, strea
         assert opened(pair[1], "stolen") == 1
         assert one.predict("cam", batches[2]).state.version == 3
     assert opened(pair[0], "stolen") == 0
+
+
+def test_what_nobody_should_have_said_disturbs_no_hand_over(pair, stream):
+    batches = stream(0, 4)
+    with pair[0].sdk() as one, pair[1].sdk() as other:
+        for number, images in enumerate(batches):
+            for message in (b"nonsense", b"a/b", b"\xff/default/cam", b"0123456789abcdef/default/cam"):
+                pair[0].redis.publish(HAND_OVER, message)
+            (one, other)[number % 2].predict("cam", images)
+    assert opened(pair[0], "stolen") == opened(pair[1], "stolen") == 0

@@ -10,6 +10,8 @@ import torch
 from acclimate_adapters import Labelled, State, create, guarded_step
 from acclimate_client import LabelledRow
 from acclimate_client.errors import InvalidStateError
+from acclimate_service.guard.record import Label
+from acclimate_service.labelling import feedback_of, is_light
 
 WEIGHT = {"label_weight": 10.0}
 CLASS = 7
@@ -57,6 +59,14 @@ def test_labels_teach_nothing_unless_the_operator_asks_for_it(make_replica, seri
         sdk.feedback("cam", rows_of(prediction, CLASS, range(10)))
         answer = sdk.predict("cam", two, probabilities=True)
     np.testing.assert_allclose(answer.probabilities, serial.probabilities("fedcal", [one, two])[1], atol=1e-5)
+
+
+def test_few_labels_are_counted_at_once_and_many_beside_the_event_loop():
+    adapter = create("atp")
+    label = Label("0123456789abcdef0123456789abcdef", 7, 3)
+    assert is_light(feedback_of([label] * 256), adapter)
+    assert not is_light(feedback_of([label] * 10_000), adapter)
+    assert not is_light(feedback_of([label]), create("fedcal", **WEIGHT))
 
 
 def forms(images, labels):

@@ -90,3 +90,15 @@ def test_after_a_delete_nobody_can_tell_what_a_client_told(make_replica, stream)
         sdk.delete("cam")
         assert replica.redis.keys("*:p:*") == []
         assert sdk.evidence("fashion-cnn").adapters[0].evidence.labelled == 10, "the sum of all clients stays"
+
+
+def test_a_delete_of_which_a_rest_is_left_does_not_say_that_nothing_was_changed(make_replica, stream, assert_problem):
+    replica, (images,) = make_replica(), stream(0, 1)
+    pool = f"acc:{{default/~{replica.service.bundle.model.content_hash}}}:p"
+    with replica.sdk() as sdk:
+        sdk.predict("cam", images)
+        replica.redis.set(pool, "what no script can read")
+        assert_problem(replica.http.delete("/clients/cam"), 503, "store_unavailable", committed="unknown")
+        assert replica.http.get("/clients/cam").status_code == 404
+        replica.redis.delete(pool)
+        assert replica.http.delete("/clients/cam").status_code == 204

@@ -1,5 +1,6 @@
 """A better candidate takes the place of the default adapter: proven by labels, and only where operators allow it."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -119,6 +120,23 @@ def test_a_client_that_was_given_the_default_again_is_not_moved_twice(switching,
         sdk.configure("cam", "none")
         labelled_batch(sdk, replica, serial, "cam", stream(1, 1)[0], 1)
         assert sdk.get("cam").adapter == "none"
+
+
+def test_a_client_that_is_configured_while_it_is_moved_keeps_what_it_was_given(switching, serial, stream):
+    replica = switching()
+    other = switching(redis_url=replica.service.settings.redis_url)
+    duels = replica.service.engine._guard.duels
+    with replica.sdk() as sdk, other.sdk() as elsewhere:
+        initial = duels._initial
+
+        async def meanwhile(configuration):
+            await asyncio.to_thread(elsewhere.configure, "cam", "em")
+            return await initial(configuration)
+
+        duels._initial = meanwhile
+        labelled_batch(sdk, replica, serial, "cam", stream(0, 1)[0], 1)
+        assert sdk.get("cam").adapter == "em"
+    assert replica.metric('acclimate_adapter_switches_total{because="own",to="contrary"}') == 0
 
 
 def test_labelled_images_move_nobody_since_only_answers_are_compared(switching, serial, stream):

@@ -166,3 +166,14 @@ async def test_an_error_of_the_whole_reaches_all_and_the_next_is_served(worker, 
     held.set()
     assert all(isinstance(e, ZeroDivisionError) for e in await asyncio.gather(*tasks, return_exceptions=True))
     assert await worker.run(lambda: 5, always) == 5
+
+
+@pytest.mark.parametrize("fail", [lambda _: next(iter(())), lambda works: [StopIteration() for _ in works]])
+async def test_even_an_error_that_no_future_takes_reaches_all_and_the_next_is_served(worker, held, fail):
+    tasks = begin(worker, fail, 1, 2)
+    await asyncio.sleep(0)
+    held.set()
+    async with asyncio.timeout(5):
+        raised = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error.__cause__) for error in raised] == [StopIteration] * 2
+        assert await worker.run(lambda: 5, always) == 5

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request as HttpRequest
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from acclimate_service.identity import client_id as valid_client_id
 from acclimate_service.identity import idempotency_key
-from acclimate_service.payload import PayloadLimits
+from acclimate_service.labelling import Examples
+from acclimate_service.payload import PayloadLimits, decode, decode_labelled
 from acclimate_service.problems import Problem
 from acclimate_service.requests import ClientRequest, Reply
 from acclimate_service.service import Service
@@ -38,7 +40,8 @@ class Desk:
         self.service = service
         self.settings = service.settings
         self.limits = PayloadLimits(max_images=service.settings.max_images, max_pixels=service.settings.max_pixels)
-        self.model = {"name": service.bundle.manifest.name, "version": service.bundle.manifest.version}
+        self._manifest = service.bundle.manifest
+        self.model = {"name": self._manifest.name, "version": self._manifest.version}
         self._secret = service.settings.secret.encode()
 
     def scope(self, client_id: str) -> ClientScope:
@@ -74,8 +77,26 @@ class Desk:
         deadline = self._deadline(http)
         early = self._request(http, client_id, deadline, (), keyed=keyed)  # refused before its body is read
         body = await _read(http, limit, deadline)
-        content, parts = parse(body) if _is_quick(http, body) else await asyncio.to_thread(parse, body)
-        return replace(early, fingerprint=fingerprint(self._secret, *parts)), content
+
+        def read() -> tuple[T, str]:
+            content, parts = parse(body)
+            return content, fingerprint(self._secret, *parts)
+
+        content, mark = read() if _is_quick(http, body) else await asyncio.to_thread(read)
+        return replace(early, fingerprint=mark), content
+
+    def images(self, http: HttpRequest, body: bytes) -> NDArray[Any]:
+        """The images of a body; raises Problem and PayloadError."""
+        media_type = http.headers.get("content-type", "")
+        check_tokens(body, media_type)
+        return decode(body, media_type, http.headers, self._manifest.input, self.limits)
+
+    def examples(self, http: HttpRequest, body: bytes) -> tuple[Examples, tuple[bytes, ...]]:
+        """The labelled images of a body, and all that tells them from others; raises Problem and PayloadError."""
+        media_type, manifest = http.headers.get("content-type", ""), self._manifest
+        check_tokens(body, media_type)
+        images, labels = decode_labelled(body, media_type, http.headers, manifest.input, self.limits, manifest.classes)
+        return Examples(images, labels), (kind_of(images).encode(), images.tobytes(), labels.tobytes())
 
     def reply(self, done: Reply, request: ClientRequest) -> Response:
         """The reply to a request that changes a client, or might."""
@@ -117,6 +138,11 @@ class Desk:
 def json(body: Mapping[str, Any], status: int = 200) -> Response:
     """A JSON reply."""
     return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def kind_of(images: NDArray[Any]) -> str:
+    """What tells images from others of the same bytes."""
+    return f"{images.shape} {images.dtype}"
 
 
 def check_tokens(body: bytes, media_type: str) -> None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from acclimate_service.guard.record import Label
 from acclimate_service.labelling import Examples
-from acclimate_service.payload import MEDIA_TYPES, decode_labelled
+from acclimate_service.payload import MEDIA_TYPES
 from acclimate_service.problems import Problem
 from acclimate_service.routes.desk import Desk, check_tokens, json
 
@@ -45,21 +45,20 @@ Told: TypeAlias = list[Label] | Examples
 def add_routes(router: APIRouter, desk: Desk) -> None:
     """Add the routes of the guard."""
     service, limit = desk.service, max(desk.settings.max_body_bytes, _LONGEST_BODY)
-    spec, classes = service.bundle.manifest.input, service.bundle.manifest.classes
+    classes = service.bundle.manifest.classes
 
     async def feedback(request: HttpRequest, client_id: str) -> Response:
         """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
 
         def parse(body: bytes) -> tuple[Told, tuple[bytes, ...]]:
             media_type = request.headers.get("content-type", "")
+            if _has_images(body, media_type):
+                examples, parts = desk.examples(request, body)
+                return examples, (b"examples", *parts)
             check_tokens(body, media_type)
-            if not _has_images(body, media_type):
-                labels = _read(body, classes)
-                mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
-                return labels, (b"feedback", mark)
-            images, known = decode_labelled(body, media_type, request.headers, spec, desk.limits, classes)
-            kind = f"{images.shape} {images.dtype}".encode()
-            return Examples(images, known), (b"examples", kind, images.tobytes(), known.tobytes())
+            labels = _read(body, classes)
+            mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
+            return labels, (b"feedback", mark)
 
         with service.engine.admission(client_id):
             wanted, told = await desk.take(request, client_id, limit, parse)

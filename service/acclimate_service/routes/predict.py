@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from acclimate_service.engine import Batch
 from acclimate_service.labelling import Examples
-from acclimate_service.payload import MEDIA_TYPES, decode, decode_labelled
+from acclimate_service.payload import MEDIA_TYPES
 from acclimate_service.problems import Problem
-from acclimate_service.routes.desk import Desk, check_tokens
+from acclimate_service.routes.desk import Desk, kind_of
 
 _NUMBER = re.compile(r"[0-9]{1,16}")
 _LARGEST_NUMBER = 2**53 - 1
@@ -23,7 +23,6 @@ _DOC = {"requestBody": {"required": True, "content": {media_type: {} for media_t
 def add_routes(router: APIRouter, desk: Desk) -> None:
     """Add the routes that take images."""
     service, limit = desk.service, desk.settings.max_body_bytes
-    spec, classes = service.bundle.manifest.input, service.bundle.manifest.classes
 
     async def predict(
         request: HttpRequest, client_id: str, adapt: bool = True, probabilities: bool = False
@@ -31,10 +30,8 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
 
         def parse(body: bytes) -> tuple[NDArray[Any], tuple[bytes, ...]]:
-            media_type = request.headers.get("content-type", "")
-            check_tokens(body, media_type)
-            images = decode(body, media_type, request.headers, spec, desk.limits)
-            return images, (b"predict", f"{_kind(images)} {probabilities}".encode(), images.tobytes())
+            images = desk.images(request, body)
+            return images, (b"predict", f"{kind_of(images)} {probabilities}".encode(), images.tobytes())
 
         with service.engine.admission(client_id):
             number = _number(request.headers.get("x-batch-number"), adapt)
@@ -47,11 +44,8 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
         """Let the client begin anew from labelled images of its own."""
 
         def parse(body: bytes) -> tuple[Examples, tuple[bytes, ...]]:
-            media_type = request.headers.get("content-type", "")
-            check_tokens(body, media_type)
-            images, labels = decode_labelled(body, media_type, request.headers, spec, desk.limits, classes)
-            mark = (b"enroll", _kind(images).encode(), images.tobytes(), labels.tobytes())
-            return Examples(images, labels), mark
+            examples, parts = desk.examples(request, body)
+            return examples, (b"enroll", *parts)
 
         with service.engine.admission(client_id):
             wanted, examples = await desk.take(request, client_id, limit, parse)
@@ -75,7 +69,3 @@ def _number(header: str | None, adapt: bool) -> int:
     if not 1 <= number <= _LARGEST_NUMBER:
         raise Problem("invalid_request", f"X-Batch-Number is a whole number from 1 to {_LARGEST_NUMBER}")
     return number
-
-
-def _kind(images: NDArray[Any]) -> str:
-    return f"{images.shape} {images.dtype}"

@@ -82,6 +82,7 @@ from acclimate_service.state.machine import (
     Present,
     Request,
     Start,
+    always,
 )
 from acclimate_service.state.observing import (
     Observer,
@@ -199,6 +200,7 @@ __all__ = [
     "Undone",
     "Used",
     "Wire",
+    "always",
     "check",
     "check_windows",
     "connect",

@@ -14,7 +14,7 @@ from typing import Any, Final
 from redis import exceptions as failures
 from redis.asyncio.connection import AbstractConnection
 
-from acclimate_service.state.link import Link, Unreachable
+from acclimate_service.state.link import Link
 
 DROP: Final = "acc:drop"
 """Channel of clients whose state is to be forgotten."""
@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 class Announcements:
     """A subscription that comes back by itself, on a connection of its own; it never stands in the way of requests.
-
-    The callbacks must not raise.
 
     Args:
         link: where Redis is.
@@ -68,8 +66,8 @@ class Announcements:
         while True:
             try:
                 await self._subscribed()
-            except (Unreachable, failures.RedisError, OSError) as error:
-                _log.warning("not subscribed to %s, trying again: %s", DROP, error)
+            except Exception as error:  # whatever was said or made of it: without a subscription nothing is heard
+                _log.warning("not subscribed to %s, trying again: %r", ", ".join(map(bytes.decode, self._heard)), error)
             await asyncio.sleep(random.uniform(self._pause / 2, self._pause))
 
     async def _subscribed(self) -> None:
@@ -83,7 +81,7 @@ class Announcements:
                 kind, *rest = await self._next(connection)
                 if kind == b"message":
                     channel, message = rest
-                    self._heard[channel](message.decode())
+                    self._heard[channel](message.decode(errors="replace"))
         finally:
             await connection.disconnect(nowait=True)
 

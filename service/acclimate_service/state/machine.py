@@ -74,12 +74,14 @@ class Request:
         fingerprint: of all that decides its result.
         admit: asked when the turn of the batch has come; raises if nobody waits for it any more.
         number: place of the batch in the client's stream, from 1 on; 0 if the caller does not number it.
+        life: existence of the client that it is for; empty for the one that is found.
     """
 
     rid: str
     fingerprint: str
     admit: Start = field(default=always, compare=False)
     number: int = 0
+    life: str = ""
 
     def attempt(self) -> Attempt:
         """A new try, under a tag of its own."""

@@ -30,7 +30,7 @@ class _Visit:
     """What one request has learned.
 
     Args:
-        life: of its client when Redis was first asked.
+        life: of its client when Redis was first asked, or as the request says.
         doubt: whether an earlier try of it may still land.
         ask: True if Redis is to be asked what became of it, before anything is computed.
     """
@@ -38,6 +38,10 @@ class _Visit:
     life: str | None = None
     doubt: Doubt = field(default_factory=Doubt)
     ask: bool = False
+
+    def may_go_on_from(self, held: Held[S]) -> bool:
+        """Whether a state in memory will do: it belongs to that life, and Redis need not be asked."""
+        return not self.ask and self.life in (None, held.life)
 
     def admit(self, loaded: Loaded) -> None:
         if self.life is None:
@@ -68,7 +72,7 @@ class Once(Generic[S]):
             StateError: it was refused, or Redis failed.
             Exception: what `restore` or `write` raised; nothing was changed.
         """
-        visit = _Visit(ask=ask)
+        visit = _Visit(request.life or None, ask=ask)
         try:
             with visit.doubt:
                 for _ in range(self._context.limits.tries):
@@ -112,7 +116,7 @@ class Once(Generic[S]):
         """The newest state, or the answer of a request that was applied before; None: it moved, look again."""
         fresh = self._finder.fresh()
         # In order after this state is in order where it is written: the write compares the tag, which stands for both.
-        if fresh is not None and not visit.ask and not request.late(fresh.number):
+        if fresh is not None and visit.may_go_on_from(fresh) and not request.late(fresh.number):
             return fresh
         context, aged = self._context, self._memory.held
         sid = aged.track.sid if aged else ""

@@ -80,7 +80,8 @@ class Session(Generic[S]):
         """
         held = self._memory.held
         if held is not None and held.state is old:
-            self._memory.held = replace(held, state=new)
+            self._memory.held = equal = replace(held, state=new)
+            self._snapshotter.follow(equal)
 
     @property
     def journal(self) -> tuple[int, int]:
@@ -198,10 +199,15 @@ class Session(Generic[S]):
             held.track.stale = True
 
     async def hand_over(self) -> None:
-        """Let go of the state and of the journal at once, for a replica that waits for it; what is durable stays."""
+        """Let go of the state and of the journal, for a replica that waits for it; what is durable stays.
+
+        No snapshot is begun, which would keep that replica waiting. One that is being taken is ended: were it given up
+        each time, the journal of a client that moves with every batch would grow, and be replayed, up to its cap.
+        """
         held = self._memory.held
         if held is None or not held.track.fence:
             return
+        await self._snapshotter.finish()
         self.drop()
         with suppress(StateError):  # the lease ends by itself
             await self._context.store.journal.release(self._context.client, self._context.model, held.track.fence)

@@ -41,11 +41,22 @@ class Snapshotter(Generic[S]):
             self._idle.cancel()
             self._idle = None
 
+    def follow(self, held: Held[S]) -> None:
+        """Wait for the client to be idle as before, but with this equal state: the other one is let go of."""
+        if self._idle is not None:
+            at = self._idle.when()
+            self.forget()
+            self._idle = asyncio.get_running_loop().call_at(at, self._begin, held)
+
     async def now(self, held: Held[S]) -> bool:
         """Take a snapshot of this state, unless there is one; False if that failed."""
+        await self.finish()
+        return await self._begin(held)
+
+    async def finish(self) -> None:
+        """Wait for the snapshot that is being taken, if one is."""
         while self._running is not None:
             await asyncio.wait([self._running])
-        return await self._begin(held)
 
     def _due(self, held: Held[S]) -> bool:
         limits, entries = self._context.limits, len(held.track.sizes)

@@ -17,11 +17,14 @@ class Replica:
 
     def __init__(self, link: Link, quiet: float) -> None:
         self.heard: list[str] = []
+        self.refuses = set[str]()
         self.subscription = Announcements(link, self._note, lambda: self._note("missed"), pause=0.02, quiet=quiet)
         self._something = asyncio.Event()
         self.subscription.start()
 
     def _note(self, what: str) -> None:
+        if what in self.refuses:
+            raise ValueError(what)
         self.heard.append(what)
         self._something.set()
 
@@ -115,3 +118,22 @@ async def test_closing_leaves_no_connection(single, make_listener, admin: Redis)
 async def test_what_cannot_be_published_is_logged_and_nothing_else(tmp_path, caplog: pytest.LogCaptureFixture):
     await Wire(Single(dial(f"unix://{tmp_path}/absent.sock"))).publish(DROP, "default/cam-7")
     assert f"nothing was published on {DROP}" in caplog.text
+
+
+async def test_what_no_replica_says_is_heard_without_harm(single, make_listener, admin: Redis):
+    replica = make_listener(single)
+    await replica.until("missed")
+    await admin.publish(DROP, b"\xff\xfe")
+    await Wire(single).publish(DROP, "default/cam-7")
+    await replica.until("missed", "\ufffd\ufffd", "default/cam-7")
+
+
+async def test_a_message_that_cannot_be_taken_ends_no_subscription(single, make_listener, caplog):
+    replica = make_listener(single)
+    await replica.until("missed")
+    replica.refuses.add("nonsense")
+    await Wire(single).publish(DROP, "nonsense")
+    await replica.until("missed", "missed")
+    await Wire(single).publish(DROP, "default/cam-7")
+    await replica.until("missed", "missed", "default/cam-7")
+    assert "not subscribed to acc:drop, acc:hand-over, trying again: ValueError('nonsense')" in caplog.text

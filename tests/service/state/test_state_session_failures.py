@@ -158,3 +158,21 @@ async def test_a_delete_under_a_running_request_ends_it(make_replica, size: int)
         await one.apply(b"1")
     assert ended.value.committed is False
     assert (await two.head()) is None
+
+
+@pytest.mark.parametrize("size", [40, LARGE], ids=["small", "large"])
+async def test_what_was_meant_for_a_life_that_ended_begins_no_other(make_replica, size: int):
+    replica = make_replica(size)
+    life = (await replica.apply(b"1")).life
+    late = replace(replica.request(), life=life)
+    assert (await replica.session.apply(late, batch_of(b"2"))).seq == 2
+    await replica.session.delete()
+    for begun in (False, True):  # there is no client, and then one that began anew and is in memory
+        if begun:
+            await replica.apply(b"1")
+        before = await replica.head()
+        for session in (replica.session, make_replica(size).session):
+            with pytest.raises(ClientDeleted) as refused:
+                await session.apply(replace(replica.request(), life=life), batch_of(b"3"))
+            assert refused.value.committed is False
+        assert await replica.head() == before

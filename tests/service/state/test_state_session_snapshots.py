@@ -1,6 +1,9 @@
 """When a session takes a snapshot, and what it keeps in memory."""
 
 import asyncio
+import gc
+import weakref
+from dataclasses import replace
 
 import pytest
 from checker.toy import LARGE, PROBE, Toy, answer_after, batch_of
@@ -198,3 +201,27 @@ async def test_a_full_redis_keeps_the_state_in_memory(make_replica, admin: Redis
     assert full.value.committed is False
     await admin.config_set("maxmemory", "0")
     assert (await replica.apply(b"3")).status == "warm"
+
+
+async def test_a_client_that_is_handed_over_with_every_batch_still_gets_its_snapshots(make_replica):
+    pair = [make_replica(LARGE, snapshot_entries=3, chunk_gap_ms=10) for _ in range(2)]
+    for number in range(6):
+        giver, taker = pair[number % 2], pair[1 - number % 2]
+        await giver.session.hand_over()
+        assert (await taker.apply(bytes([number]))).answer == answer_after(*(bytes([n]) for n in range(number + 1)))
+    head = await pair[0].head()
+    assert head.base > 0, "no snapshot was ended"
+    assert head.journal_entries < 6
+
+
+async def test_a_state_that_was_exchanged_is_let_go_of_and_the_other_gets_the_snapshot(make_replica):
+    replica = make_replica(LARGE, snapshot_idle_ms=50)
+    await replica.apply(b"1")
+    state = replica.session.state
+    gone = weakref.ref(state)
+    replica.session.exchange(state, replace(state))
+    del state
+    gc.collect()
+    assert gone() is None, "what waits for the client to be idle keeps it"
+    await wait_for(replica, "snapshot")
+    assert (await replica.head()).base == 1
