@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import urlencode
 
 import httpx
@@ -67,6 +67,14 @@ class Call(Generic[T]):
         )
 
 
+class Sending(TypedDict):
+    """What calls that send images have in common; see `Client.predict`."""
+
+    idempotency_key: str | None
+    layout: Layout | None
+    timeout: float
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What both clients are configured with.
@@ -91,6 +99,14 @@ class Settings:
         _checks.check_timeout(self.timeout)
         if self.max_retries < 0:
             raise ValueError(f"max_retries is {self.max_retries}; accepted are 0 and more")
+
+    def limit(self, timeout: float | None) -> float:
+        """Returns the timeout of a call that may name one of its own."""
+        return self.timeout if timeout is None else timeout
+
+    def sending(self, idempotency_key: str | None, layout: Layout | None, timeout: float | None) -> Sending:
+        """Returns what a call that sends images is given."""
+        return Sending(idempotency_key=idempotency_key, layout=layout, timeout=self.limit(timeout))
 
     def all_headers(self) -> dict[str, str]:
         """Returns the headers of every request; the caller's win over our User-Agent."""
@@ -153,19 +169,10 @@ def configure(
     return Call("PUT", path, read, headers, content=content, idempotency_key=key, writes=True)
 
 
-def enroll(
-    client_id: str,
-    images: Images,
-    labels: Labels,
-    *,
-    idempotency_key: str | None,
-    layout: Layout | None,
-    timeout: float,
-) -> Call[EnrolResult]:
+def enroll(client_id: str, images: Images, labels: Labels, **sending: Unpack[Sending]) -> Call[EnrolResult]:
     """Returns the call that enrols a client with labelled images; see `Client.enroll`."""
-    path, key = f"{_checks.client_path(client_id)}/enroll", _checks.key(idempotency_key)
-    read = partial(_replies.read_enrolled, idempotency_key=key)
-    return _labelled(path, read, images, labels, key=key, layout=layout, timeout=timeout)
+    path = f"{_checks.client_path(client_id)}/enroll"
+    return _labelled(path, _replies.read_enrolled, images, labels, **sending)
 
 
 def feedback(
@@ -187,19 +194,10 @@ def feedback(
     )
 
 
-def feedback_images(
-    client_id: str,
-    images: Images,
-    labels: Labels,
-    *,
-    idempotency_key: str | None,
-    layout: Layout | None,
-    timeout: float,
-) -> Call[FeedbackResult]:
+def feedback_images(client_id: str, images: Images, labels: Labels, **sending: Unpack[Sending]) -> Call[FeedbackResult]:
     """Returns the call that tells labels together with their images; see `Client.feedback_images`."""
-    path, key = f"{_checks.client_path(client_id)}/feedback", _checks.key(idempotency_key)
-    read = partial(_replies.read_feedback, idempotency_key=key)
-    return _labelled(path, read, images, labels, key=key, layout=layout, timeout=timeout)
+    path = f"{_checks.client_path(client_id)}/feedback"
+    return _labelled(path, _replies.read_feedback, images, labels, **sending)
 
 
 def export_state(client_id: str) -> Call[bytes]:
@@ -251,15 +249,16 @@ def ready() -> Call[bool]:
 
 def _labelled(
     path: str,
-    read: Callable[[httpx.Response], T],
+    read: Callable[..., T],
     images: Images,
     labels: Labels,
     *,
-    key: str,
+    idempotency_key: str | None,
     layout: Layout | None,
     timeout: float,
 ) -> Call[T]:
     """The call that sends images with their labels."""
+    key = _checks.key(idempotency_key)
     deadline = _checks.deadline(timeout)
     listed = _checks.listed(labels)
     body = encode(images, layout, json.dumps(listed))
@@ -268,7 +267,7 @@ def _labelled(
     return Call(
         method="POST",
         path=path,
-        read=read,
+        read=partial(read, idempotency_key=key),
         headers={**body.headers, **deadline},
         content=body.content,
         timeout=timeout,

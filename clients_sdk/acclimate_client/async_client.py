@@ -43,6 +43,7 @@ class AsyncClient(AsyncTransport):
     ) -> Prediction:
         """Predicts one batch and, unless told otherwise, adapts the client's model to it; see `Client.predict`."""
         # Files are read and pictures encoded in a thread: the event loop has others to serve.
+        sending = self._settings.sending(idempotency_key, layout, timeout)
         call = await asyncio.to_thread(
             _calls.predict,
             client_id,
@@ -50,9 +51,7 @@ class AsyncClient(AsyncTransport):
             adapt=adapt,
             probabilities=probabilities,
             batch_number=batch_number,
-            idempotency_key=idempotency_key,
-            layout=layout,
-            timeout=self._settings.timeout if timeout is None else timeout,
+            **sending,
         )
         return await self._run(call)
 
@@ -81,16 +80,8 @@ class AsyncClient(AsyncTransport):
         timeout: float | None = None,  # noqa: ASYNC109 - as in predict
     ) -> EnrolResult:
         """Lets a client begin anew from labelled images of its own; see `Client.enroll`."""
-        call = await asyncio.to_thread(
-            _calls.enroll,
-            client_id,
-            images,
-            labels,
-            idempotency_key=idempotency_key,
-            layout=layout,
-            timeout=self._settings.timeout if timeout is None else timeout,
-        )
-        return await self._run(call)
+        sending = self._settings.sending(idempotency_key, layout, timeout)
+        return await self._run(await asyncio.to_thread(_calls.enroll, client_id, images, labels, **sending))
 
     async def feedback(
         self,
@@ -101,7 +92,7 @@ class AsyncClient(AsyncTransport):
         timeout: float | None = None,  # noqa: ASYNC109 - as in predict
     ) -> FeedbackResult:
         """Tells the true classes of images predicted before; see `Client.feedback`."""
-        limit = self._settings.timeout if timeout is None else timeout
+        limit = self._settings.limit(timeout)
         return await self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
 
     async def feedback_images(
@@ -115,16 +106,8 @@ class AsyncClient(AsyncTransport):
         timeout: float | None = None,  # noqa: ASYNC109 - as in predict
     ) -> FeedbackResult:
         """Tells the true classes of images that come along; see `Client.feedback_images`."""
-        call = await asyncio.to_thread(
-            _calls.feedback_images,
-            client_id,
-            images,
-            labels,
-            idempotency_key=idempotency_key,
-            layout=layout,
-            timeout=self._settings.timeout if timeout is None else timeout,
-        )
-        return await self._run(call)
+        sending = self._settings.sending(idempotency_key, layout, timeout)
+        return await self._run(await asyncio.to_thread(_calls.feedback_images, client_id, images, labels, **sending))
 
     async def export_state(self, client_id: str) -> bytes:
         """Fetches the state of a client; see `Client.export_state`."""

@@ -73,18 +73,11 @@ class Client(Transport):
             OutOfOrderError: A batch of this or a later number was applied before.
             AcclimateClientError: What became of the request; see `acclimate_client.errors`.
         """
-        return self._run(
-            _calls.predict(
-                client_id,
-                images,
-                adapt=adapt,
-                probabilities=probabilities,
-                batch_number=batch_number,
-                idempotency_key=idempotency_key,
-                layout=layout,
-                timeout=self._settings.timeout if timeout is None else timeout,
-            )
+        sending = self._settings.sending(idempotency_key, layout, timeout)
+        call = _calls.predict(
+            client_id, images, adapt=adapt, probabilities=probabilities, batch_number=batch_number, **sending
         )
+        return self._run(call)
 
     def get(self, client_id: str) -> ClientInfo:
         """Describes a client.
@@ -147,16 +140,8 @@ class Client(Transport):
             EnrolmentUnsupportedError: The client's adapter takes no labelled images: configure it first.
             AcclimateClientError: Any other failure.
         """
-        return self._run(
-            _calls.enroll(
-                client_id,
-                images,
-                labels,
-                idempotency_key=idempotency_key,
-                layout=layout,
-                timeout=self._settings.timeout if timeout is None else timeout,
-            )
-        )
+        sending = self._settings.sending(idempotency_key, layout, timeout)
+        return self._run(_calls.enroll(client_id, images, labels, **sending))
 
     def feedback(
         self,
@@ -181,7 +166,7 @@ class Client(Transport):
             GuardOffError: The operator keeps no record of predictions.
             AcclimateClientError: Any other failure.
         """
-        limit = self._settings.timeout if timeout is None else timeout
+        limit = self._settings.limit(timeout)
         return self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
 
     def feedback_images(
@@ -209,16 +194,8 @@ class Client(Transport):
             InvalidLabelsError: A label is no class of the model.
             AcclimateClientError: Any other failure.
         """
-        return self._run(
-            _calls.feedback_images(
-                client_id,
-                images,
-                labels,
-                idempotency_key=idempotency_key,
-                layout=layout,
-                timeout=self._settings.timeout if timeout is None else timeout,
-            )
-        )
+        sending = self._settings.sending(idempotency_key, layout, timeout)
+        return self._run(_calls.feedback_images(client_id, images, labels, **sending))
 
     def export_state(self, client_id: str) -> bytes:
         """Fetches the state of a client, to be kept or to be given to another one.

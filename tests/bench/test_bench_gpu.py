@@ -61,7 +61,7 @@ def test_all_that_is_measured_runs_on_a_cpu(tmp_path: Path, capsys: pytest.Captu
     report, bed = Report(), fashion_cnn("cpu")
     before = {name: tensor.clone() for name, tensor in bed.net.state_dict().items()}
     measure(report, bed, repeats=1)
-    report.write(tmp_path / "gpu.json")
+    report.finish(tmp_path / "gpu.json")
     tables = json.loads((tmp_path / "gpu.json").read_bytes())
     assert len(tables) == 6
     names = [row["name"] for rows in tables.values() for row in rows]

@@ -1,3 +1,4 @@
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import torch
 
 from acclimate_adapters.priors import maximise_likelihood
 from acclimate_service.bench.cost.bed import Replica, replica
-from acclimate_service.bench.cost.peers import prepare_litserve, quapy_em
+from acclimate_service.bench.cost.inputs import BUNDLES
+from acclimate_service.bench.cost.peer_em import quapy_em
+from acclimate_service.bench.cost.peers import prepare_litserve
 from acclimate_service.bench.cost.remote import in_blocks, local, remote
 from acclimate_service.bench.cost.report import Report
-from acclimate_service.bench.cost.serve import BUNDLES, price
+from acclimate_service.bench.cost.serve import price
 
 PREDICT = "/clients/load-{}/predict"
 
@@ -61,7 +64,7 @@ def test_blocks_are_worked_off_in_turn() -> None:
 
 def test_litserve_is_not_installed_where_no_folder_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match="file"):
+    with pytest.raises((subprocess.CalledProcessError, OSError), match="file"):
         prepare_litserve(tmp_path / "file" / "environment")
 
 

@@ -21,7 +21,7 @@ from acclimate_service.bench.accuracy import BATCH, Classes, Progress
 from acclimate_service.bench.data import Shift
 from acclimate_service.bench.digits import CARRIED as DIGITS
 from acclimate_service.bench.fashion import CARRIED, FASHION
-from acclimate_service.bench.options import positive, prepare_outputs, progress_bar
+from acclimate_service.bench.options import number, positive, prepare_outputs, progress_bar
 from acclimate_service.bench.report import rounded, signed, table
 from acclimate_service.bench.shifts import Folders
 
@@ -170,10 +170,5 @@ def _measure(shift: Shift, budgets: Sequence[float]) -> list[Portion]:
 
 
 def _budget(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: use a share between 0 and 1, such as 0.25; 1 is always measured")
-    return share
+    accepted = "a share between 0 and 1, such as 0.25; 1 is always measured"
+    return number(text, lambda share: 0 < share < 1, accepted)

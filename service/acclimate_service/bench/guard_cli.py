@@ -13,7 +13,7 @@ from acclimate_service.bench.errors import BenchError
 from acclimate_service.bench.guard_report import Guarded, GuardReport, from_json, merge, to_json
 from acclimate_service.bench.guard_text import to_text
 from acclimate_service.bench.methods import Method, choose
-from acclimate_service.bench.options import add_selection, folders, positive, prepare_outputs, progress_bar
+from acclimate_service.bench.options import add_selection, folders, number, positive, prepare_outputs, progress_bar
 from acclimate_service.bench.replay import Streams, recorded_streams, replay
 from acclimate_service.bench.report import Protocol
 from acclimate_service.bench.shifts import Folders
@@ -113,20 +113,8 @@ def _replays(found: Sequence[Streams], shares: Sequence[float], seeds: int) -> t
 
 
 def _weight(text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r}: use a weight above 0, up to 1000, such as 1")
-    return weight
+    return number(text, lambda weight: 0 < weight <= 1000, "a weight above 0, up to 1000, such as 1")
 
 
 def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: use a share of the rows above 0, up to 1, such as 0.05")
-    return share
+    return number(text, lambda share: 0 < share <= 1, "a share of the rows above 0, up to 1, such as 0.05")

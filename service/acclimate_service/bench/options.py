@@ -2,7 +2,8 @@
 
 import argparse
 import importlib.util
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,6 +83,17 @@ def natural(text: str) -> int:
 def positive(text: str) -> int:
     """A whole number from 1."""
     return _at_least(1, text)
+
+
+def number(text: str, accepts: Callable[[float], bool], accepted: str) -> float:
+    """A number; `accepts` says which ones, no NaN among them, and `accepted` says so in words."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not accepts(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: use {accepted}")
+    return value
 
 
 def _at_least(low: int, text: str) -> int:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from acclimate_client import Client
+from acclimate_service.bench.cost.remote import local
 from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.embedded import running_at
 
 PATIENCE_S: Final = 30.0
 SETTLING_S: Final = 0.2
-"""Until Redis has all that a reply does not wait for."""
+"""Until Redis has all that a reply does not wait for. No condition tells: any write might be the last one."""
 TAKEN: Final = {"name": "acclimate_state_snapshots_total", "result": "taken"}
 WARM: Final = 2
 
@@ -115,12 +116,7 @@ def over_http(served: Replica, client: str, images: NDArray[np.uint8], **options
 
 def stream(served: Replica, client: str, images: NDArray[np.uint8], batches: int) -> list[float]:
     """Seconds that each of so many batches takes, one after the other."""
-    send, seconds = over_http(served, client, images), []
-    for _ in range(batches):
-        began = time.perf_counter()
-        send()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+    return local(over_http(served, client, images))(batches)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from acclimate_service.bench.cost import flood
 from acclimate_service.bench.cost.bed import Replica, over_http
+from acclimate_service.bench.cost.inputs import fashion
 from acclimate_service.bench.cost.report import Report, verdict
-from acclimate_service.bench.cost.state import fashion
 
 FLOODING: Final = 32
 """Batches of the flooding client that are under way at any time."""

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from acclimate_adapters import create
+from acclimate_service.bench.cost.inputs import noise
 from acclimate_service.bench.cost.remote import local, obey
 from acclimate_service.memory import keep_freed_memory
 from acclimate_store import Catalogue
@@ -26,11 +25,6 @@ def steps(bundles: Path, model: str, adapter_name: str) -> Callable[[], object]:
         state = adapter.step(bundle.model, state, bundle.prepare(images)).state
 
     return work
-
-
-def noise(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """A batch of random images, uint8 [20, C, H, W]."""
-    return np.random.default_rng(1).integers(0, 256, (20, *shape), np.uint8)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from acclimate_service.bench.cost.speed import (
     forward_backward_forward,
     steps,
 )
-from acclimate_service.bench.cost.speed_bed import Bed, fashion_cnn, resnet
+from acclimate_service.bench.cost.speed_bed import Bed, fashion_cnn, frozen, resnet
 from acclimate_service.memory import keep_freed_memory
 
 CLIENTS: Final = (2, 4, 8)
@@ -97,11 +97,6 @@ def formats(bed: Bed) -> Iterator[Bed]:
         name = f"{bed.name}, {dtype}, {layout}".replace("torch.", "")
         other = replace(bed, name=name, net=net, x=x)
         yield replace(other, model=frozen(other, eager_graphs(x.device)))
-
-
-def frozen(bed: Bed, graphs: Graphs) -> FrozenModel:
-    """The network of a bed, with the source that it has."""
-    return FrozenModel.from_module(bed.net, classifier=bed.model.classifier, source=bed.model.source, graphs=graphs)
 
 
 def measure_together(report: Report, bed: Bed, repeats: int) -> None:

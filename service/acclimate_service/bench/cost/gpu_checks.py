@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from acclimate_adapters import FrozenModel, create
 from acclimate_adapters.graphs import CudaCapture, Graphs
+from acclimate_service.bench.cost.inputs import SAMPLES
 from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.bench.cost.speed import enrolment
-from acclimate_service.bench.cost.speed_bed import BUNDLES
-from acclimate_store import Catalogue, load_streams
-from acclimate_store.architectures import build
-from acclimate_store.tensors import load_weights
+from acclimate_service.bench.cost.speed_bed import fashion_cnn, frozen
+from acclimate_store import load_streams
 
 METHODS: Final = ("atp", "fedcal", "fedthe", "bbse", "t3a", "balanced", "tent")
-SAMPLES: Final = BUNDLES.parent / "samples/fashion-hybrid/streams.npz"
 ROWS: Final = 20
 TOLERANCES: Final = {torch.float32: 1e-3, torch.float64: 1e-8}
 COLUMNS: Final = ("median", "max", "target")
@@ -35,13 +33,9 @@ class Place:
 
     def model(self) -> FrozenModel:
         """The bundled model there."""
-        bundle = Catalogue(BUNDLES).load("fashion-cnn", "1", self.device)
-        net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
-        load_weights(net, BUNDLES / "fashion-cnn/1")
-        net, classifier = net.to(self.device, self.dtype), bundle.manifest.classifier
-        source = bundle.model.source
+        bed = fashion_cnn(str(self.device))
         graphs = eager_graphs(self.device) if self.replays else Graphs(None)
-        return FrozenModel.from_module(net, classifier=classifier, source=source, graphs=graphs)
+        return frozen(replace(bed, net=bed.net.to(self.dtype)), graphs)
 
 
 def eager_graphs(device: torch.device) -> Graphs:

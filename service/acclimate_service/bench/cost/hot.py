@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from acclimate_service.bench.cost.bed import Replica, over_http
+from acclimate_service.bench.cost.inputs import fashion
 from acclimate_service.bench.cost.report import Report, verdict
-from acclimate_service.bench.cost.state import fashion
 
 CALLERS: Final = 4
 FEW: Final = 8

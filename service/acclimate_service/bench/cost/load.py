@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from acclimate_service.bench.cost.floor import noise
+from acclimate_service.bench.cost.inputs import noise
 from acclimate_service.bench.cost.remote import obey
 
 

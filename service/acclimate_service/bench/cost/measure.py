@@ -36,20 +36,15 @@ class Timing:
         return self.median, *self.spread, ratio, verdict(ratio, target)
 
 
-def in_turn(repeats: int, *works: Callable[[], object], block: int = 1) -> tuple[Timing, ...]:
-    """Time each piece of work `repeats` times, in turn, after a warm-up.
-
-    `block` is how often a piece of work runs before the next one has its turn. More than once is fairer where they run
-    in different processes: idle threads of OpenMP keep their cores busy for some milliseconds.
-    """
+def in_turn(repeats: int, *works: Callable[[], object]) -> tuple[Timing, ...]:
+    """Time each piece of work of this process `repeats` times, in turn, after a warm-up."""
     times: tuple[list[float], ...] = tuple([] for _ in works)
     for _ in range(WARM_UP):
         for work in works:
             work()
-    for _ in range(-(-repeats // block)):
+    for _ in range(repeats):
         for work, seconds in zip(works, times, strict=True):
-            for _ in range(block):
-                began = time.perf_counter()
-                work()
-                seconds.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - began)
     return tuple(Timing(tuple(seconds)) for seconds in times)

@@ -13,9 +13,8 @@ from typing import Final
 import uvloop
 
 from acclimate_service.bench.cost.bed import TAKEN, Replica, over_http, replica
+from acclimate_service.bench.cost.inputs import BUNDLES, fashion
 from acclimate_service.bench.cost.report import Report, verdict
-from acclimate_service.bench.cost.serve import BUNDLES
-from acclimate_service.bench.cost.state import fashion
 from acclimate_service.state import ClientScope, Limits, StateStore, Wire, connect
 
 CACHE_BYTES: Final = 64 * 2**20

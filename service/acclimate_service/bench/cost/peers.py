@@ -1,6 +1,6 @@
-"""Other people's software beside ours, on the same work: LitServe for serving, QuaPy for the prior of EM.
+"""LitServe beside the service, on the same work.
 
-LitServe gets an environment of its own, since it pins packages that the service needs in other versions; torch and all
+It gets an environment of its own, since it pins packages that the service needs in other versions; torch and all
 else that is installed here is seen from there.
 """
 
@@ -9,17 +9,16 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import numpy as np
-from numpy.typing import NDArray
 
 from acclimate_service.bench.cost.bed import await_that, free_port, replica
-from acclimate_service.bench.cost.remote import SETTLING_S, Work, remote
+from acclimate_service.bench.cost.remote import PAUSE_S, Work, remote
 from acclimate_service.bench.cost.report import Report
 
 ROUNDS: Final = 6
@@ -68,33 +67,31 @@ def litserve(python: Path, bundles: Path, model: str, threads: int, batches: int
         process.wait()
 
 
-def compare(report: Report, python: Path, bundles: Path, model: str, shape: str, base: Path, threads: int) -> None:
-    """Print the requests per second of the service without adaptation and of LitServe, at the same load."""
+def compare(
+    report: Report,
+    python: Path,
+    bundles: Path,
+    model: str,
+    shape: str,
+    base: Path,
+    threads: int,
+    runtimes: Sequence[str],
+) -> None:
+    """Print the requests per second of the service without adaptation, by runtime, and of LitServe at the same load."""
     with ExitStack() as stack:
-        settings = {"model_store": bundles, "model": model, "adapter": "none", "threads": threads}
-        served = stack.enter_context(replica(base, **settings))
-        ours = int(served.url.rpartition(":")[2])
-        peers = {n: stack.enter_context(litserve(python, bundles, model, threads, n)) for n in BATCHES}
+        loads: dict[str, tuple[int, str]] = {}
+        for runtime in runtimes:
+            settings = {"model_store": bundles, "model": model, "adapter": "none", "runtime": runtime}
+            served = stack.enter_context(replica(base / runtime, threads=threads, **settings))
+            port = int(served.url.rpartition(":")[2])
+            loads[f"acclimate, none, durable, {runtime}"] = port, "/clients/load-{}/predict"
+        for n in BATCHES:
+            port = stack.enter_context(litserve(python, bundles, model, threads, n))
+            loads[f"LitServe, torch, at most {n} at once"] = port, "/predict"
         for number in CONNECTIONS:
-            loads = {"acclimate, none, durable": (ours, "/clients/load-{}/predict")}
-            loads |= {f"LitServe, at most {n} at once": (port, "/predict") for n, port in peers.items()}
             works = {name: stack.enter_context(remote("load", *where, shape, number)) for name, where in loads.items()}
-            _tell(report, number, {name: _rates(runs) for name, runs in _alternate(works, REQUESTS).items()})
-
-
-def quapy_em(source_prior: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """QuaPy's EMQ, the peer of `em`: posteriors [B, K] under the source prior [K] to the target prior [K].
-
-    Raises:
-        ImportError: QuaPy is not installed.
-    """
-    from quapy.method.aggregative import EMQ  # type: ignore[import-untyped]
-
-    def estimate(posteriors: NDArray[Any]) -> NDArray[Any]:
-        prior, _ = EMQ.EM(source_prior, posteriors)
-        return np.asarray(prior)
-
-    return estimate
+            rates = {name: _rates(runs) for name, runs in _alternate(works, REQUESTS).items()}
+            _tell(report, number, rates, len(runtimes))
 
 
 def _is_healthy(port: int) -> bool:
@@ -110,7 +107,7 @@ def _alternate(works: dict[str, Work], requests: int) -> dict[str, list[float]]:
         work(requests)
     for _ in range(ROUNDS):
         for name, work in works.items():
-            time.sleep(SETTLING_S)
+            time.sleep(PAUSE_S)
             seconds[name] += work(requests)
     return seconds
 
@@ -119,11 +116,12 @@ def _rates(seconds: list[float]) -> list[float]:
     return [1 / each for each in seconds]
 
 
-def _tell(report: Report, number: int, rates: dict[str, list[float]]) -> None:
+def _tell(report: Report, number: int, rates: dict[str, list[float]], ours: int) -> None:
+    """A table; the first rows are ours, and have a target where connections are several."""
     report.table(f"Requests per second, {number} connections", *COLUMNS)
-    medians = {name: float(np.median(values)) for name, values in rates.items()}
-    ours, *others = medians
-    ratio = medians[ours] / max(medians[name] for name in others)
-    for name, values in rates.items():
-        aim = f">= {TARGET:g} {'met' if ratio >= TARGET else 'MISSED'}" if name == ours and number > 1 else ""
-        report.row(name, medians[name], min(values), max(values), ratio if name == ours else "", aim)
+    medians = [float(np.median(values)) for values in rates.values()]
+    peer = max(medians[ours:])
+    for place, (name, values) in enumerate(rates.items()):
+        ratio = medians[place] / peer
+        aim = f">= {TARGET:g} {'met' if ratio >= TARGET else 'MISSED'}" if number > 1 else ""
+        report.row(name, medians[place], min(values), max(values), *((ratio, aim) if place < ours else ("", "")))

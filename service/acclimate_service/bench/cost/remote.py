@@ -18,7 +18,8 @@ Work: TypeAlias = Callable[[int], list[float]]
 """Runs so often, one after the other, and gives the seconds of each time."""
 
 BLOCK: Final = 20
-SETTLING_S: Final = 0.05
+PAUSE_S: Final = 0.05
+"""Before each block. It is a pause and no condition, since nothing tells when a thread of OpenMP has gone to sleep."""
 LEAD: Final = 2
 """Times at the beginning of a block that do not count: caches are cold after the pause."""
 
@@ -70,6 +71,6 @@ def in_blocks(repeats: int, *works: Work, block: int = BLOCK) -> tuple[Timing, .
     times: tuple[list[float], ...] = tuple([] for _ in works)
     for _ in range(-(-repeats // block)):
         for work, seconds in zip(works, times, strict=True):
-            time.sleep(SETTLING_S)
+            time.sleep(PAUSE_S)
             seconds += work(block + LEAD)[LEAD:]
     return tuple(Timing(tuple(seconds)) for seconds in times)

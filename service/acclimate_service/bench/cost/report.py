@@ -1,4 +1,4 @@
-"""Tables of what something costs: printed as they grow, kept for a JSON file."""
+"""How the benchmarks of cost show what they found."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,7 +13,13 @@ class Report:
     _columns: tuple[str, ...] = ()
 
     def table(self, title: str, *columns: str) -> None:
-        """Begin a table."""
+        """Begin a table.
+
+        Raises:
+            ValueError: there is one of this title.
+        """
+        if title in self.tables:
+            raise ValueError(f"there is a table already with the title {title!r}")
         self._columns = columns
         self.tables[title] = []
         print(f"\n{title}\n{'':<46}" + "".join(f"{column:>18}" for column in columns))
@@ -24,14 +30,10 @@ class Report:
         rows.append({"name": name, **dict(zip(self._columns, cells, strict=True))})
         print(f"{name:<46}" + "".join(f"{_printed(cell):>18}" for cell in cells), flush=True)
 
-    def write(self, path: Path) -> None:
-        """Write all tables as JSON: title -> rows."""
-        path.write_text(json.dumps(self.tables, indent=1) + "\n", encoding="utf-8")
-
     def finish(self, path: Path | None) -> None:
-        """Write the tables if a file was asked for."""
+        """Write all tables as JSON, title -> rows, if a file was asked for."""
         if path:
-            self.write(path)
+            path.write_text(json.dumps(self.tables, indent=1) + "\n", encoding="utf-8")
 
 
 def verdict(value: float, limit: float | None) -> str:

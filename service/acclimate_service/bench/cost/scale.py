@@ -13,9 +13,9 @@ from typing import Final
 from acclimate_service.bench.cost.bed import replica
 from acclimate_service.bench.cost.fairness import measure_fairness
 from acclimate_service.bench.cost.hot import measure_hot
+from acclimate_service.bench.cost.inputs import BUNDLES
 from acclimate_service.bench.cost.one_shot import measure_memory
 from acclimate_service.bench.cost.report import Report
-from acclimate_service.bench.cost.serve import BUNDLES
 
 MIB: Final = 2**20
 ADAPTERS: Final = ("atp", "fedcal")

@@ -3,13 +3,15 @@
     acclimate bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--json FILE]
 
 A bundle answers the same batch of 20 raw uint8 images in a process of its own and, in turn, in a service on a private
-Redis, through the SDK. The difference of the medians is the price of serving.
+Redis, through the SDK. The difference of the medians is the price of serving. The process of its own always computes in
+torch; the service does so too, and once more with the graphs for ONNX Runtime where the bundle has any, as by default.
 """
 
 import argparse
 import subprocess
 import tempfile
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -17,17 +19,17 @@ import torch
 
 from acclimate_service.bench.cost import peers
 from acclimate_service.bench.cost.bed import over_http, replica
-from acclimate_service.bench.cost.floor import noise
+from acclimate_service.bench.cost.inputs import BUNDLES, noise
 from acclimate_service.bench.cost.remote import in_blocks, local, remote
 from acclimate_service.bench.cost.report import Report, verdict
-from acclimate_service.bench.cost.takeover import write_resnet
+from acclimate_service.bench.cost.speed_bed import write_resnet
 
-BUNDLES: Final = Path(__file__).parents[4] / "model_store/bundles"
-SAMPLES: Final = Path(__file__).parents[4] / "model_store/samples/fashion-hybrid/streams.npz"
 SHAPES: Final = {"fashion-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 ADAPTERS: Final = {"fashion-cnn": ("none", "fedcal", "atp"), "resnet18": ("none", "atp")}
+RUNTIMES: Final = {"fashion-cnn": ("torch", "onnx"), "resnet18": ("torch",)}
+"""Of the service."""
 BOUND: Final = ("none", "atp")
-"""Adapters that have a target."""
+"""Adapters that have a target, like for like: in torch."""
 TARGET_MS: Final = 3.0
 COLUMNS: Final = ("p50", "p5", "p95", "minus in process", "target")
 
@@ -40,28 +42,39 @@ def run(options: argparse.Namespace) -> int:
         write_resnet(base / "bundles")
         for model, bundles in (("fashion-cnn", BUNDLES), ("resnet18", base / "bundles")):
             sides = " x ".join(map(str, SHAPES[model]))
-            title = f"{model}, 20 x {sides} raw uint8, CPU, {threads} threads, {options.repeats} repeats (ms)"
-            report.table(title, *COLUMNS)
-            for adapter in ADAPTERS[model]:
-                price(report, base / f"{model}-{adapter}", bundles, model, adapter, options.repeats)
+            for runtime in _runtimes(model):
+                how = f"CPU, {threads} threads, service on {runtime}, {options.repeats} repeats (ms)"
+                report.table(f"{model}, 20 x {sides} raw uint8, {how}", *COLUMNS)
+                for adapter in ADAPTERS[model]:
+                    data = base / f"{model}-{adapter}-{runtime}"
+                    price(report, data, bundles, model, adapter, options.repeats, runtime)
         if options.peers is not None:
             _beside_litserve(report, options.peers, base / "peers", threads)
     report.finish(options.json)
     return 0
 
 
-def price(report: Report, data: Path, bundles: Path, model: str, adapter: str, repeats: int) -> None:
-    """Print what serving adds to the steps of one adapter, and what HTTP takes alone."""
+def price(
+    report: Report, data: Path, bundles: Path, model: str, adapter: str, repeats: int, runtime: str = "torch"
+) -> None:
+    """Print what serving adds to the steps of one adapter in torch, and what HTTP takes alone."""
+    settings = {"model_store": bundles, "model": model, "adapter": adapter, "runtime": runtime}
     with ExitStack() as stack:
-        served = stack.enter_context(replica(data, model_store=bundles, model=model, adapter=adapter, runtime="torch"))
+        served = stack.enter_context(replica(data, **settings))
         steps = stack.enter_context(remote("floor", bundles, model, adapter))
         client, batch = served.client, noise(*SHAPES[model])
         alone, request, live = in_blocks(repeats, steps, local(over_http(served, "bench", batch)), local(client.live))
     extra = request.median - alone.median
     report.row("GET live, HTTP alone", live.median, *live.spread, "", "")
-    report.row(f"{adapter} in process", alone.median, *alone.spread, "", "")
-    bound = verdict(extra, TARGET_MS) if adapter in BOUND else ""
-    report.row(f"{adapter} over HTTP, durable", request.median, *request.spread, extra, bound)
+    report.row(f"{adapter} in process, torch", alone.median, *alone.spread, "", "")
+    bound = verdict(extra, TARGET_MS) if adapter in BOUND and runtime == "torch" else ""
+    report.row(f"{adapter} over HTTP, durable, {runtime}", request.median, *request.spread, extra, bound)
+
+
+def _runtimes(model: str) -> tuple[str, ...]:
+    if find_spec("onnxruntime") is None:
+        return ("torch",)
+    return RUNTIMES[model]
 
 
 def _beside_litserve(report: Report, folder: Path, data: Path, threads: int) -> None:
@@ -71,4 +84,4 @@ def _beside_litserve(report: Report, folder: Path, data: Path, threads: int) -> 
         print(f"\nLitServe is left out: it could not be installed into {folder}: {error}")
         return
     shape = ",".join(map(str, SHAPES["fashion-cnn"]))
-    peers.compare(report, python, BUNDLES, "fashion-cnn", shape, data, threads)
+    peers.compare(report, python, BUNDLES, "fashion-cnn", shape, data, threads, _runtimes("fashion-cnn"))

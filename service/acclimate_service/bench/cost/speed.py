@@ -16,6 +16,7 @@ from torch import Tensor
 from acclimate_adapters import FrozenModel, create
 from acclimate_adapters.functional import entropy
 from acclimate_service.bench.cost.measure import COLUMNS, in_turn
+from acclimate_service.bench.cost.peer_em import quapy_step
 from acclimate_service.bench.cost.report import Report
 from acclimate_service.bench.cost.speed_bed import Bed, fashion_cnn, resnet
 from acclimate_service.memory import keep_freed_memory
@@ -90,21 +91,31 @@ def forward_rows(bed: Bed) -> list[Row]:
     ]
 
 
+def em_rows(bed: Bed) -> list[Row]:
+    """`em`, and QuaPy's EMQ beside as many steps of it, where QuaPy is installed."""
+    rows = [Row("em", steps(bed.model, bed.x, "em"), 1.1), Row("em, 12 steps", steps(bed.model, bed.x, "em", steps=12))]
+    try:
+        return [*rows, Row("frozen pass, QuaPy's EMQ, 12 steps or more", quapy_step(bed))]
+    except ImportError as error:
+        print(f"\nleft out: QuaPy ({error}); pip install quapy")
+        return rows
+
+
 def balanced_rows(bed: Bed) -> list[Row]:
     """The steps that take two passes."""
     return [Row("balanced", steps(bed.model, bed.x, "balanced"), 2.2)]
 
 
-def onnx_rows(bed: Bed) -> list[list[Row]]:
+def onnx_rows(bed: Bed) -> dict[str, list[Row]]:
     """Heads and `balanced` on ONNX Runtime, where it and what exports to it are installed; the floor stays torch."""
     try:
         from acclimate_service.bench.cost.heads_onnx import onnx_rows as rows
     except ImportError as error:
         print(f"\nleft out: ONNX Runtime ({error}); it takes the extras `cpu` and `export`")
-        return []
+        return {}
     print("\nexporting the network for ONNX Runtime, about a minute ...", flush=True)
     *heads, balanced = (Row(*row) for row in rows(bed))
-    return [heads, [balanced]]
+    return {"heads on ONNX Runtime": heads, "balanced on ONNX Runtime": [balanced]}
 
 
 def finished(work: Work, device: torch.device) -> Work:
@@ -119,13 +130,15 @@ def finished(work: Work, device: torch.device) -> Work:
     return wait
 
 
-def compare(report: Report, bed: Bed, repeats: int, name: str, floor: Work, rows: Sequence[Row]) -> None:
-    """Measure a floor and its steps in turn, and add the table of them."""
+def compare(
+    report: Report, bed: Bed, repeats: int, name: str, floor: Work, rows: Sequence[Row], what: str = ""
+) -> None:
+    """Measure a floor and its steps in turn, and add the table of them; `what` tells it from others over the floor."""
     device = bed.x.device
     bare, *timings = in_turn(repeats, *(finished(work, device) for work in (floor, *(row.work for row in rows))))
     where = f"{device.type}, {torch.get_num_threads()} threads"
     size = " x ".join(map(str, bed.x.shape))
-    report.table(f"{bed.name}, {size}, over {name}: {where}, {repeats} repeats in turn (ms)", *COLUMNS)
+    report.table(f"{bed.name}, {size}, {what}over {name}: {where}, {repeats} repeats in turn (ms)", *COLUMNS)
     report.row(name, *bare.cells())
     for row, timing in zip(rows, timings, strict=True):
         report.row(row.name, *timing.cells(bare, row.target))
@@ -135,15 +148,12 @@ def run(options: argparse.Namespace) -> int:
     """Print the ratios."""
     keep_freed_memory()  # as the service does
     large, small, report = resnet(options.device), fashion_cnn(options.device), Report()
-    tables: list[tuple[Bed, str, Callable[[Bed], Work], Sequence[Row]]] = [
-        (large, GRADIENT, forward_backward_forward, gradient_rows(large, 1.3)),
-        (small, GRADIENT, forward_backward_forward, gradient_rows(small, 1.5)),
-        (large, FORWARD, forward, forward_rows(large)),
-        (large, FORWARD, forward, balanced_rows(large)),
-    ]
+    for bed, target in ((large, 1.3), (small, 1.5)):
+        compare(report, bed, options.repeats, GRADIENT, forward_backward_forward(bed), gradient_rows(bed, target))
+    cheap = {"heads": forward_rows(large), "EM": em_rows(large), "balanced": balanced_rows(large)}
     if options.device == "cpu":
-        tables += [(large, FORWARD, forward, rows) for rows in onnx_rows(large)]
-    for bed, name, floor, rows in tables:
-        compare(report, bed, options.repeats, name, floor(bed), rows)
+        cheap |= onnx_rows(large)
+    for what, rows in cheap.items():
+        compare(report, large, options.repeats, FORWARD, forward(large), rows, f"{what} ")
     report.finish(options.json)
     return 0

@@ -8,14 +8,15 @@ import torchvision
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, Source
+from acclimate_adapters.graphs import Graphs
 from acclimate_adapters.moments import source_moments
-from acclimate_store import Catalogue
+from acclimate_service.bench.cost.inputs import BUNDLES
+from acclimate_store import Catalogue, InputSpec, Manifest, write_bundle
 from acclimate_store.architectures import build
 from acclimate_store.tensors import load_weights
 
 CLASSES = 10
 ROWS = 20
-BUNDLES = Path(__file__).parents[4] / "model_store/bundles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,30 @@ def fashion_cnn(device: str) -> Bed:
     net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
     load_weights(net, BUNDLES / "fashion-cnn/1")
     return Bed("fashion-cnn", net.eval().to(device), bundle.model, random_batch(1, 28).to(device))
+
+
+def frozen(bed: Bed, graphs: Graphs) -> FrozenModel:
+    """The network of a bed, with the source that it has."""
+    return FrozenModel.from_module(bed.net, classifier=bed.model.classifier, source=bed.model.source, graphs=graphs)
+
+
+def write_resnet(root: Path) -> None:
+    """Publish a ResNet-18 of random weights whose every module adapts, each at a random rate."""
+    net = resnet18()
+    modules = freeze(net).modules
+    rates = dict(zip(modules, (0.01 * torch.rand(len(modules))).tolist(), strict=True))
+    manifest = Manifest(
+        schema_version=1,
+        name="resnet18",
+        version="1",
+        architecture="torchvision:resnet18",
+        architecture_options={"num_classes": CLASSES},
+        classifier="fc",
+        input=InputSpec(channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.25,) * 3),
+        classes=tuple(f"class {k}" for k in range(CLASSES)),
+        files={},
+        metrics={},
+        licence="CC0-1.0",
+        provenance="random weights",
+    )
+    write_bundle(root, manifest, net, Source(prior=torch.full((CLASSES,), 1 / CLASSES), rates=rates))

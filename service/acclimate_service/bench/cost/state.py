@@ -16,22 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 import uvloop
-from numpy.typing import NDArray
 
 from acclimate_adapters import create
 from acclimate_service.bench.cost.bed import Count, Replica, count, over_http, replica
 from acclimate_service.bench.cost.floor import steps
-from acclimate_service.bench.cost.measure import in_turn
-from acclimate_service.bench.cost.remote import BLOCK
+from acclimate_service.bench.cost.inputs import BUNDLES, fashion
+from acclimate_service.bench.cost.remote import in_blocks, local
 from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.bench.cost.scripts import Fsync, measure_scripts
-from acclimate_service.bench.cost.serve import BUNDLES, SAMPLES, TARGET_MS
+from acclimate_service.bench.cost.serve import TARGET_MS
 from acclimate_service.bench.cost.takeover import measure_takeovers
 from acclimate_service.memory import keep_freed_memory
-from acclimate_store import Catalogue, load_streams
+from acclimate_store import Catalogue
 
 ADAPTERS: Final = ("none", "fedcal", "atp")
 COUNTED: Final = 16
@@ -50,12 +48,6 @@ class Extent:
 
 THOROUGH: Final = Extent(requests=200, scripts=100, takeovers=5)
 QUICK: Final = Extent(requests=40, scripts=20, takeovers=2)
-
-
-def fashion(images: int = 20) -> NDArray[np.uint8]:
-    """A batch of one client of the bundled model, uint8 [B, 1, 28, 28]."""
-    batch: NDArray[np.uint8] = load_streams(SAMPLES)[0].images[:images]
-    return batch
 
 
 def measure_requests(report: Report, appendfsync: Fsync, repeats: int) -> None:
@@ -109,8 +101,7 @@ def time_requests(report: Report, appendfsync: Fsync, journal: Replica, whole: R
         ("atp", "by journal"): over_http(journal, "atp", images),
         ("atp", "whole"): over_http(whole, "atp", images),
     }
-    works = (journal.client.live, *alone.values(), *served.values())
-    live, *timings = in_turn(repeats, *works, block=BLOCK)
+    live, *timings = in_blocks(repeats, *map(local, (journal.client.live, *alone.values(), *served.values())))
     bare = dict(zip(ADAPTERS, timings, strict=False))
     columns = ("p50", "p95", "minus in process", "target")
     report.table(f"20 raw images over HTTP, appendfsync {appendfsync} (ms)", *columns)

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from acclimate_adapters import Source
 from acclimate_service.bench.cost.bed import Count, Replica, await_that, count, replica, stream
+from acclimate_service.bench.cost.inputs import noise
 from acclimate_service.bench.cost.report import Report
-from acclimate_service.bench.cost.speed_bed import CLASSES, freeze, resnet18
+from acclimate_service.bench.cost.speed_bed import write_resnet
 from acclimate_service.state import Limits
-from acclimate_store import InputSpec, Manifest, write_bundle
 
+SHAPE: Final = 3, 32, 32
 BATCHES: Final = 16
 """Too few to make a snapshot due, unless a step takes longer than 125 ms; then fewer entries are left to replay."""
 COUNTED: Final = 4
@@ -47,9 +45,9 @@ def measure_takeovers(report: Report, trials: int, ratio: float) -> None:
         common = {"model_store": base / "bundles", "model": "resnet18", "adapter": "atp", "cache_bytes": ROOM}
         first = stack.enter_context(replica(base / "first", **common))
         second = stack.enter_context(replica(base / "second", redis_url=first.store, drain_lead_s=0, **common))
-        stream(second, "warm-up", noise(), BATCHES)
+        stream(second, "warm-up", noise(*SHAPE), BATCHES)
         report.table("Bytes to Redis per batch, ResNet-18", *Count.COLUMNS)
-        count(report, Count("atp, by journal", first, noise(), STATE_BYTES, COUNTED, ratio))
+        count(report, Count("atp, by journal", first, noise(*SHAPE), STATE_BYTES, COUNTED, ratio))
         pairs = [_take_over(first, second, trial) for trial in range(trials)]
     columns = ("p50", "max", "minus a step", "replaying", "entries", "prototype")
     report.table(f"First batch on another replica, ResNet-18 after {BATCHES} batches (ms)", *columns)
@@ -58,48 +56,21 @@ def measure_takeovers(report: Report, trials: int, ratio: float) -> None:
     _tell(report, "by its journal, after the lease", by_journal, "16 steps")
 
 
-def noise() -> NDArray[np.uint8]:
-    """A batch of random images, uint8 [20, 3, 32, 32]."""
-    return np.random.default_rng(1).integers(0, 256, (20, 3, 32, 32), np.uint8)
-
-
-def write_resnet(root: Path) -> None:
-    """Publish a ResNet-18 of random weights whose every module adapts, each at a random rate."""
-    net = resnet18()
-    modules = freeze(net).modules
-    rates = dict(zip(modules, (0.01 * torch.rand(len(modules))).tolist(), strict=True))
-    manifest = Manifest(
-        schema_version=1,
-        name="resnet18",
-        version="1",
-        architecture="torchvision:resnet18",
-        architecture_options={"num_classes": CLASSES},
-        classifier="fc",
-        input=InputSpec(channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.25,) * 3),
-        classes=tuple(f"class {k}" for k in range(CLASSES)),
-        files={},
-        metrics={},
-        licence="CC0-1.0",
-        provenance="random weights",
-    )
-    write_bundle(root, manifest, net, Source(prior=torch.full((CLASSES,), 1 / CLASSES), rates=rates))
-
-
 def _take_over(first: Replica, second: Replica, trial: int) -> tuple[Takeover, Takeover]:
     """Two clients of the first replica go to the second: one that the first has evicted, one that it still holds."""
     evicted, held = f"evicted-{trial}", f"held-{trial}"
-    stream(first, evicted, noise(), BATCHES)
-    stream(first, held, noise(), BATCHES)  # evicts the other
+    stream(first, evicted, noise(*SHAPE), BATCHES)
+    stream(first, held, noise(*SHAPE), BATCHES)  # evicts the other
     lease_ends = time.monotonic() + Limits().lease_ms / 1000
     await_that(lambda: first.metric("acclimate_state_sessions") == 1, "the first client was evicted")
     by_snapshot = _observed(second, evicted)
-    time.sleep(max(0.0, lease_ends - time.monotonic()))
+    time.sleep(max(0.0, lease_ends - time.monotonic()))  # nothing tells that a lease has ended: it is one of time
     return by_snapshot, _observed(second, held)
 
 
 def _observed(served: Replica, client: str) -> Takeover:
     before = [served.metric(name) for name in REPLAYS]
-    request, *warm = stream(served, client, noise(), 6)
+    request, *warm = stream(served, client, noise(*SHAPE), 6)
     seconds, entries = (served.metric(name) - value for name, value in zip(REPLAYS, before, strict=True))
     return Takeover(1000 * request, 1000 * float(np.median(warm)), 1000 * seconds, int(entries))
 
