@@ -1,10 +1,12 @@
 """What happens once to a network that is to be frozen."""
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.source import Source
 
 
@@ -31,3 +33,26 @@ def content_hash(net: nn.Module, classifier: str, source: Source) -> str:
     for name, rate in sorted((source.rates or {}).items()):
         digest.update(f"|{name}|{float(rate).hex()}|".encode())
     return digest.hexdigest()[:16]
+
+
+def check_source(tensors: Mapping[str, Tensor], source: Source, *, classes: int, feature_size: int) -> None:
+    """Check a network's tensors, and that its source speaks of them, of its classes and of its features.
+
+    Raises:
+        ConfigurationError: it does not, or a tensor is not finite.
+    """
+    for name, value in tensors.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ConfigurationError(f"the network's {name} holds non-finite numbers")
+    if len(source.prior) != classes:
+        raise ConfigurationError(f"source.prior has {len(source.prior)} classes, the network {classes}")
+    for name in ("prototypes", "descriptor"):
+        found = getattr(source, name)
+        if found is not None and found.shape[-1] != feature_size:
+            raise ConfigurationError(f"source.{name} has {found.shape[-1]} features, the network {feature_size}")
+    unknown = sorted((source.rates or {}).keys() - tensors.keys())
+    if unknown:
+        raise ConfigurationError(
+            f"there are adaptation rates for {', '.join(unknown)}, which the network has not; it can adapt "
+            + ", ".join(tensors)
+        )

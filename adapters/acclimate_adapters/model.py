@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
-from acclimate_adapters.freezing import content_hash, ordinary
+from acclimate_adapters.freezing import check_source, content_hash, ordinary
 from acclimate_adapters.functional import apart, class_labels, entropy, finite
 from acclimate_adapters.graphs import Graphs, Outcome, filled, graphs_for
+from acclimate_adapters.layouts import Layouts
 from acclimate_adapters.probes import STATISTICS, Norm, Normalise, Probe, Recorder, instrument
 from acclimate_adapters.source import Source
-from acclimate_adapters.tree import Trees
 
 T = TypeVar("T")
 
@@ -72,8 +72,7 @@ class FrozenModel:
         self.content_hash = content_hash(net, classifier, source)
         self.classifier = classifier
         self.skipped = instrument(net, classifier)
-        self._net = net
-        self._trees = Trees(net)
+        self._net, self._layouts = net, Layouts.of(net)
         self._derived: dict[Hashable, Any] = {}
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
         self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
@@ -84,7 +83,7 @@ class FrozenModel:
         self.source = source
         self.graphs = graphs or graphs_for(self.device)
         self._runtime: Runtime | None = None
-        self._check_source()
+        check_source(self._parameters | self._buffers, source, classes=self.classes, feature_size=self.feature_size)
         self.anchor_features = self._anchor_features()
 
     @classmethod
@@ -112,6 +111,19 @@ class FrozenModel:
         """
         other = copy.copy(self)
         other._runtime, other._derived = runtime, {}
+        return other
+
+    def with_layouts(self, *, frozen: bool, adapted: bool) -> Self:
+        """The same model, some of whose passes keep images in channels_last, which may be faster.
+
+        A network that depends on how its activations lie in memory, as `view` does, cannot take a batch so.
+
+        Args:
+            frozen: those without gradient that leave its convolutions as they are; these are packed on a CPU.
+            adapted: the others.
+        """
+        other = copy.copy(self)
+        other._layouts, other._derived = Layouts.of(self._net, frozen=frozen, adapted=adapted), {}
         return other
 
     @property
@@ -203,9 +215,10 @@ class FrozenModel:
             InputError: the network cannot take a batch of this shape.
         """
         probe = Probe(normalise)
+        layout = self._layouts.of_pass(tensors or {})
         try:
-            with self._trees.holding(tensors or {}) as tree:
-                logits = probe.run(tree, x)
+            with layout.trees.holding(tensors or {}) as tree:
+                logits = probe.run(tree, layout.laid_out(x))
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:
@@ -244,24 +257,6 @@ class FrozenModel:
         own = (tensors[name] for name in wanted)
         constants = logits.new_zeros(()) if constant is None else constant
         return Outcome((*own, logits.detach(), constants), tuple(recorder.undefined))
-
-    def _check_source(self) -> None:
-        for name, value in (self._parameters | self._buffers).items():
-            if not bool(torch.isfinite(value).all()):
-                raise ConfigurationError(f"the network's {name} holds non-finite numbers")
-        if len(self.source.prior) != self.classes:
-            raise ConfigurationError(f"source.prior has {len(self.source.prior)} classes, the network {self.classes}")
-        for name in ("prototypes", "descriptor"):
-            found = getattr(self.source, name)
-            if found is not None and found.shape[-1] != self.feature_size:
-                widths = f"{found.shape[-1]} features, the network {self.feature_size}"
-                raise ConfigurationError(f"source.{name} has {widths}")
-        unknown = sorted((self.source.rates or {}).keys() - set(self.modules))
-        if unknown:
-            raise ConfigurationError(
-                f"there are adaptation rates for {', '.join(unknown)}, which the network has not; it can adapt "
-                + ", ".join(self.modules)
-            )
 
     def _anchor_features(self) -> AnchorFeatures | None:
         if self.source.anchors is None:

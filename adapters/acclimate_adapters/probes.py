@@ -33,7 +33,7 @@ class Norm(nn.Module):
         super().__init__()
         self.name = name
         self.eps = origin.eps
-        _adopt_weight_and_bias(self, origin)
+        adopt(self, origin)
         self.register_buffer("running_mean", origin.running_mean)
         self.register_buffer("running_var", origin.running_var)
 
@@ -61,7 +61,7 @@ class Head(nn.Module):
 
     def __init__(self, origin: nn.Linear) -> None:
         super().__init__()
-        _adopt_weight_and_bias(self, origin)
+        adopt(self, origin)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [B, K] of features [B, d]."""
@@ -164,7 +164,8 @@ def instrument(net: nn.Module, classifier: str) -> tuple[str, ...]:
     return tuple(skipped)
 
 
-def _adopt_weight_and_bias(module: nn.Module, origin: nn.Module) -> None:
+def adopt(module: nn.Module, origin: nn.Module) -> None:
+    """Give a module the weight and the bias of another, under the same names."""
     parameters = dict(origin.named_parameters(recurse=False))
     for name in ("weight", "bias"):
         module.register_parameter(name, parameters.get(name))

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from acclimate_store.sources import check_source, encode_source, read_source
 from acclimate_store.staging import Staging
 from acclimate_store.tensors import encode_tensors, load_weights
 
+PLAIN: Final = "contiguous"
+"""The memory layout in which images come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
@@ -35,6 +38,7 @@ class Bundle:
         runtime: name and version of what computes the frozen passes.
         passes: what computes those of `balanced`; None for torch.
         staging: the way to the model's device, if that is not the host's memory.
+        layout: in which memory torch's passes keep their images; see `layout_choice`.
     """
 
     manifest: Manifest
@@ -42,6 +46,7 @@ class Bundle:
     runtime: str
     passes: Passes | None = None
     staging: Staging | None = None
+    layout: str = PLAIN
 
     def prepare(self, images: NDArray[Any]) -> Tensor:
         """Normalised network input on the model's device; see `InputSpec.normalise`.

@@ -18,6 +18,7 @@ from acclimate_service.steps import Job, Steps
 from acclimate_service.telemetry import Telemetry
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
+from acclimate_store.bundle import PLAIN
 
 _QUICK: Final = 64 * 1024
 """Bytes of a state above which writing and reading it would hold up the event loop."""
@@ -55,7 +56,8 @@ class AdapterMachine:
         self._weights = lru_cache(_WEIGHED)(self._weigh)
         # `atp` and others run torch whatever the runtime: both are named
         runtimes = " ".join(dict.fromkeys((f"torch {torch.__version__}", bundle.runtime)))
-        self.engine = f"{bundle.model.device.type} {platform.machine()} {runtimes}"
+        layout = "" if bundle.layout == PLAIN else f", {bundle.layout}"
+        self.engine = f"{bundle.model.device.type} {platform.machine()} {runtimes}{layout}"
 
     async def initial(self, config: str) -> Adapted:
         """The state of a client that has seen nothing."""

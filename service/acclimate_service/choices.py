@@ -1,5 +1,7 @@
 """What the settings choose: model, adapters, limits, Redis. What cannot be is a `SettingsError` naming its variable."""
 
+from dataclasses import replace
+
 import torch
 
 from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
@@ -7,15 +9,23 @@ from acclimate_service.configuration import Configurations, canonical
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import Limits, Link, check_windows, connect
 from acclimate_store import Bundle, BundleKey, Catalogue
+from acclimate_store.layout_choice import fastest
 
 RETRY_WINDOW_MS = 600_000
 """Longest time within which callers are expected to retry a request."""
 
 
 def load_bundle(settings: Settings) -> Bundle:
-    """The model that is to be served; raises BundleError and SettingsError."""
+    """The model that is to be served; raises BundleError and SettingsError.
+
+    Its passes are laid out in memory as they are fastest, unless replicas must agree to the last bit.
+    """
     catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    return catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
+    bundle = catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
+    if settings.strict_replay:
+        return bundle
+    model, layout = fastest(bundle.model, bundle.manifest.input.shape)
+    return replace(bundle, model=model, layout=layout)
 
 
 def default_adapter(model: FrozenModel) -> str:

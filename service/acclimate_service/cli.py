@@ -144,4 +144,7 @@ def _announcement(service: Service, listener: socket.socket) -> str:
 
 def _computing(service: Service) -> str:
     bundle = service.bundle
-    return f"acclimate: {bundle.runtime} on {bundle.model.device.type} computes what needs no gradient"
+    return (
+        f"acclimate: {bundle.runtime} on {bundle.model.device.type} computes what needs no gradient; "
+        f"memory layout of torch's passes: {bundle.layout}"
+    )

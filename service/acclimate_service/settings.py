@@ -122,7 +122,8 @@ class Settings(BaseSettings):
     """Keep the batches of large states in Redis until a snapshot covers them; without, each writes the whole state."""
 
     strict_replay: bool = False
-    """Refuse to compute again what another device or version of torch computed, instead of counting it."""
+    """Refuse to compute again what another device or version of torch computed, instead of counting it. The memory
+    layout of passes, which each replica else chooses by trying, is then the same on all."""
 
     store_outage: Outage = "fail"
     """What becomes of batches while Redis is away: `fail` refuses them, `frozen` answers by the global model."""

@@ -124,6 +124,10 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
+def reread(state: State) -> State:
+    return State.from_bytes(state.to_bytes())
+
+
 def answers(adapter: Adapter, model: FrozenModel, stream: Tensor) -> list[Tensor]:
     state, logits = adapter.init(model), []
     for batch in stream:
@@ -163,7 +167,7 @@ def test_same_inputs_give_the_same_bits(example: Example, model: FrozenModel, st
 def test_step_after_saving_and_loading_is_the_same_step(example: Example, model: FrozenModel, streams: Tensor) -> None:
     adapter = example.create()
     state = adapter.step(model, adapter.init(model), streams[0, 0]).state
-    loaded = State.from_bytes(state.to_bytes())
+    loaded = reread(state)
     a, b = (adapter.step(model, s, streams[0, 1]) for s in (state, loaded))
     assert same(a.logits, b.logits)
     assert a.state.to_bytes() == b.state.to_bytes()
@@ -258,6 +262,19 @@ def test_guarded_step_is_the_step_when_nothing_goes_wrong(
     assert guarded.signals["fallback"] == 0
 
 
+@each_example
+def test_channels_last_answers_and_remembers_the_same(example: Example, model: FrozenModel, streams: Tensor) -> None:
+    adapter, other = example.create(), model.with_layouts(frozen=True, adapted=True)
+    here = there = adapter.init(model)
+    for batch in streams[0, :3]:
+        expected, step = adapter.step(model, here, batch), adapter.step(other, there, batch)
+        torch.testing.assert_close(step.logits.softmax(-1), expected.logits.softmax(-1), rtol=0, atol=1e-3)
+        here, there = expected.state, step.state
+    for name, tensor in here.tensors.items():
+        torch.testing.assert_close(there.tensors[name], tensor, rtol=1e-2, atol=1e-3)
+    assert same(adapter.step(model, there, batch).logits, adapter.step(model, reread(there), batch).logits)
+
+
 @pytest.mark.gpu
 @each_example
 def test_a_cuda_device_answers_as_the_cpu(
@@ -269,7 +286,7 @@ def test_a_cuda_device_answers_as_the_cpu(
         expected, step = adapter.step(model, here, batch), adapter.step(cuda_model, there, batch)
         assert step.logits.is_cuda
         torch.testing.assert_close(step.logits.cpu().softmax(-1), expected.logits.softmax(-1), rtol=0, atol=2e-3)
-        here, there = expected.state, State.from_bytes(step.state.to_bytes())  # whose tensors are on the CPU
+        here, there = expected.state, reread(step.state)  # whose tensors are on the CPU
     assert here.nbytes == there.nbytes
     assert bool(adapter.step(cuda_model, here, streams[0, 3]).logits.isfinite().all())  # a client that changed replica
 

@@ -47,3 +47,11 @@ def test_a_runtime_that_there_is_not_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("ACCLIMATE_RUNTIME", "tensorrt")
     assert main(["serve"]) == 2
     assert "ACCLIMATE_RUNTIME: Input should be 'auto', 'onnx' or 'torch', not 'tensorrt'" in capsys.readouterr().err
+
+
+def test_the_memory_layout_is_reported_and_the_same_on_all_replicas_under_strict_replay(make_replica):
+    for strict in (False, True):
+        replica = make_replica(strict_replay=strict)
+        layout = replica.http.get("/models").json()["models"][0]["layout"]
+        assert layout == "contiguous" if strict else layout.startswith(("contiguous", "channels_last"))
+        assert ("channels_last" in replica.service.engine._machine.engine) == ("channels_last" in layout)

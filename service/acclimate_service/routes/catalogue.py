@@ -40,6 +40,7 @@ def _describe_model(bundle: Bundle, offered: tuple[Offer, ...]) -> dict[str, Any
         "version": manifest.version,
         "architecture": manifest.architecture,
         "runtime": bundle.runtime,
+        "layout": bundle.layout,
         "classes": list(manifest.classes),
         "input": dict(zip(("channels", "height", "width"), manifest.input.shape, strict=True)),
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},
