@@ -1,28 +1,33 @@
 """An adapter's steps without any serving, as work of a process of its own.
 
-python -m acclimate_service.bench.cost.floor BUNDLES MODEL ADAPTER
+python -m acclimate_service.bench.cost.floor BUNDLES MODEL ADAPTER RUNTIME
 """
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from acclimate_adapters import create
 from acclimate_service.bench.cost.inputs import noise
 from acclimate_service.bench.cost.remote import local, obey
 from acclimate_service.memory import keep_freed_memory
 from acclimate_store import Catalogue
+from acclimate_store.layout_choice import fastest
+from acclimate_store.runtimes import Choice
 
 
-def steps(bundles: Path, model: str, adapter_name: str) -> Callable[[], object]:
-    """One step after the other on a batch of 20 images: normalisation and adapter."""
-    bundle = Catalogue(bundles).load(model, "1")
+def steps(bundles: Path, name: str, adapter_name: str, runtime: str) -> Callable[[], object]:
+    """One step after the other on a batch of 20 images: normalisation and adapter, on what computes in a service."""
+    bundle = Catalogue(bundles).load(name, "1", runtime=cast("Choice", runtime))
+    shape = bundle.manifest.input.shape
+    model, _ = fastest(bundle.model, shape)
     adapter = create(adapter_name)
-    state, images = adapter.init(bundle.model), noise(*bundle.manifest.input.shape)
+    state, images = adapter.init(model), noise(*shape)
 
     def work() -> None:
         nonlocal state
-        state = adapter.step(bundle.model, state, bundle.prepare(images)).state
+        state = adapter.step(model, state, bundle.prepare(images)).state
 
     return work
 

@@ -3,8 +3,8 @@
     acclimate bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--json FILE]
 
 A bundle answers the same batch of 20 raw uint8 images in a process of its own and, in turn, in a service on a private
-Redis, through the SDK. The difference of the medians is the price of serving. The process of its own always computes in
-torch; the service does so too, and once more with the graphs for ONNX Runtime where the bundle has any, as by default.
+Redis, through the SDK. The difference of the medians is the price of serving. Both compute in torch, and once more with
+the graphs for ONNX Runtime where the bundle has any, as by default.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ADAPTERS: Final = {"fashion-cnn": ("none", "fedcal", "atp"), "resnet18": ("none"
 RUNTIMES: Final = {"fashion-cnn": ("torch", "onnx"), "resnet18": ("torch",)}
 """Of the service."""
 BOUND: Final = ("none", "atp")
-"""Adapters that have a target, like for like: in torch."""
+"""Adapters that have a target."""
 TARGET_MS: Final = 3.0
 COLUMNS: Final = ("p50", "p5", "p95", "minus in process", "target")
 
@@ -57,17 +57,17 @@ def run(options: argparse.Namespace) -> int:
 def price(
     report: Report, data: Path, bundles: Path, model: str, adapter: str, repeats: int, runtime: str = "torch"
 ) -> None:
-    """Print what serving adds to the steps of one adapter in torch, and what HTTP takes alone."""
+    """Print what serving adds to the steps of one adapter, and what HTTP takes alone."""
     settings = {"model_store": bundles, "model": model, "adapter": adapter, "runtime": runtime}
     with ExitStack() as stack:
         served = stack.enter_context(replica(data, **settings))
-        steps = stack.enter_context(remote("floor", bundles, model, adapter))
+        steps = stack.enter_context(remote("floor", bundles, model, adapter, runtime))
         client, batch = served.client, noise(*SHAPES[model])
         alone, request, live = in_blocks(repeats, steps, local(over_http(served, "bench", batch)), local(client.live))
     extra = request.median - alone.median
     report.row("GET live, HTTP alone", live.median, *live.spread, "", "")
-    report.row(f"{adapter} in process, torch", alone.median, *alone.spread, "", "")
-    bound = verdict(extra, TARGET_MS) if adapter in BOUND and runtime == "torch" else ""
+    report.row(f"{adapter} in process, {runtime}", alone.median, *alone.spread, "", "")
+    bound = verdict(extra, TARGET_MS) if adapter in BOUND else ""
     report.row(f"{adapter} over HTTP, durable, {runtime}", request.median, *request.spread, extra, bound)
 
 

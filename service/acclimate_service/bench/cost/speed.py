@@ -136,7 +136,7 @@ def compare(
     """Measure a floor and its steps in turn, and add the table of them; `what` tells it from others over the floor."""
     device = bed.x.device
     bare, *timings = in_turn(repeats, *(finished(work, device) for work in (floor, *(row.work for row in rows))))
-    where = f"{device.type}, {torch.get_num_threads()} threads"
+    where = f"{device.type}, {torch.get_num_threads()} threads, {bed.layout}"
     size = " x ".join(map(str, bed.x.shape))
     report.table(f"{bed.name}, {size}, {what}over {name}: {where}, {repeats} repeats in turn (ms)", *COLUMNS)
     report.row(name, *bare.cells())

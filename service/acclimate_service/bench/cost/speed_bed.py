@@ -13,6 +13,7 @@ from acclimate_adapters.moments import source_moments
 from acclimate_service.bench.cost.inputs import BUNDLES
 from acclimate_store import Catalogue, InputSpec, Manifest, write_bundle
 from acclimate_store.architectures import build
+from acclimate_store.layout_choice import fastest
 from acclimate_store.tensors import load_weights
 
 CLASSES = 10
@@ -21,12 +22,13 @@ ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """A network twice, plain and frozen, and the batch that both answer."""
+    """A network twice, plain and frozen, the batch that both answer, and the memory layout of the frozen one."""
 
     name: str
     net: nn.Module
     model: FrozenModel
     x: Tensor
+    layout: str
 
 
 def resnet18() -> nn.Module:
@@ -60,7 +62,8 @@ def random_batch(channels: int, size: int, seed: int = 1, rows: int = ROWS) -> T
 def resnet(device: str) -> Bed:
     """ResNet-18 on images of 32 x 32."""
     net = resnet18().to(device)
-    return Bed("ResNet-18", net, freeze(net), random_batch(3, 32).to(device))
+    model, layout = fastest(freeze(net), (3, 32, 32))
+    return Bed("ResNet-18", net, model, random_batch(3, 32).to(device), layout)
 
 
 def fashion_cnn(device: str) -> Bed:
@@ -68,7 +71,8 @@ def fashion_cnn(device: str) -> Bed:
     bundle = Catalogue(BUNDLES).load("fashion-cnn", "1", device)
     net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
     load_weights(net, BUNDLES / "fashion-cnn/1")
-    return Bed("fashion-cnn", net.eval().to(device), bundle.model, random_batch(1, 28).to(device))
+    model, layout = fastest(bundle.model, (1, 28, 28))
+    return Bed("fashion-cnn", net.eval().to(device), model, random_batch(1, 28).to(device), layout)
 
 
 def frozen(bed: Bed, graphs: Graphs) -> FrozenModel:

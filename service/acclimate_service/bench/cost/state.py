@@ -93,7 +93,7 @@ def state_bytes(name: str) -> int:
 def time_requests(report: Report, appendfsync: Fsync, journal: Replica, whole: Replica, repeats: int) -> None:
     """What HTTP and durability add to a step; the least is what a batch costs that changes nothing."""
     images = fashion()
-    alone = {name: steps(BUNDLES, "fashion-cnn", name) for name in ADAPTERS}
+    alone = {name: steps(BUNDLES, "fashion-cnn", name, "auto") for name in ADAPTERS}
     served: Mapping[tuple[str, str], Callable[[], object]] = {
         ("atp", "?adapt=false: reads Redis, writes nothing"): over_http(journal, "atp", images, adapt=False),
         ("none", "whole"): over_http(journal, "none", images),
