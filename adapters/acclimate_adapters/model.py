@@ -123,7 +123,8 @@ class FrozenModel:
             adapted: the others.
         """
         other = copy.copy(self)
-        other._layouts, other._derived = Layouts.of(self._net, frozen=frozen, adapted=adapted), {}
+        other._layouts = Layouts.of(self._net, frozen=frozen, adapted=adapted)
+        other._derived, other.graphs = {}, self.graphs.anew()
         return other
 
     @property

@@ -197,3 +197,15 @@ def test_graphs_work_in_inference_mode_too(network: Any, source_quantities: Any,
             direction = replayed.direction(replayed.batch(streams[0, 0]))
             replayed.frozen(streams[0, 0])
     assert not any(tensor.is_inference() for tensor in direction.tensors.values())
+
+
+def test_a_model_with_other_layouts_replays_graphs_of_its_own(
+    network: Any, source_quantities: Any, streams: Tensor
+) -> None:
+    graphs = Graphs(InPlace(), patience=1)
+    plain = FrozenModel.from_module(network, classifier="linear5", source=Source(**source_quantities), graphs=graphs)
+    other = plain.with_layouts(frozen=True, adapted=True)
+    for model in (plain, other):
+        for _ in range(3):
+            model.frozen(streams[0, 0])
+    assert (plain.graphs.captured, other.graphs.captured) == (1, 1)
