@@ -34,6 +34,7 @@ bench: setup
 	$(BIN)/acclimate bench state
 	$(BIN)/acclimate bench scale
 	$(BIN)/acclimate bench diet
+	$(BIN)/acclimate bench diet --network resnet18 --threads 2 --keep .data/bench-models
 	$(BIN)/acclimate bench accuracy
 	$(BIN)/acclimate bench guard --seeds 5
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from acclimate_service.bench.diet import Portion, by_budget
+from acclimate_service.bench.diet import FROZEN, Portion, by_budget
 from acclimate_service.bench.plot import INK, PALE, SERIES, STYLE, VERMILLION, save
 
 ALLOWED = 0.1
@@ -20,11 +20,13 @@ ALLOWED = 0.1
 def draw_diet(portions: Sequence[Portion], path: Path) -> Path:
     """Draw points of accuracy against bytes of a stored state: a line for each shift, and their mean.
 
+    The frozen network, of which nothing is stored, has no place on the axis.
+
     Raises:
         BenchError: there is no place for it.
     """
     with mpl.rc_context(STYLE):
-        return save(_figure(portions), path)
+        return save(_figure([each for each in portions if each.budget != FROZEN]), path)
 
 
 def _figure(portions: Sequence[Portion]) -> Figure:
