@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from acclimate_adapters.balanced_measures import log_softmax
 from acclimate_adapters.errors import InputError
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.model import FrozenModel, require_finite
 from acclimate_adapters.moments import TINY, Layer, SourceMoments, by_layer, row_sums
-from acclimate_adapters.priors import log_posteriors
 from acclimate_adapters.probes import Norm
 from acclimate_adapters.stem import Stem
 
@@ -85,7 +85,8 @@ class Passed(NamedTuple):
             NumericalError: a logit is not finite.
         """
         sizes = [len(x) for x in batches]
-        by_row = (torch.split(t, sizes) for t in (self.logits, log_posteriors(self.logits), self.features))
+        log_p = log_softmax(require_finite(self.logits))
+        by_row = (torch.split(t, sizes) for t in (self.logits, log_p, self.features))
         by_client = self.moments.unbind(1), self.first.unbind(0), self.strengths.unbind(1)
         return [Answer._make((*part, self.layers)) for part in zip(*by_row, *by_client, strict=True)]
 
@@ -118,7 +119,7 @@ def bent_pass(
     bend = Bend(source, rows, terms, at_first_layer)
     answer = model.run(rows.x, normalise=bend)
     ran = bend.strengths
-    strengths = torch.stack([*ran.values()]) if ran else terms.most.new_zeros(0, terms.most.shape[0])
+    strengths = torch.cat([*ran.values()], dim=-1).T if ran else terms.most.new_zeros(0, terms.most.shape[0])
     return Passed(answer.logits, answer.features, bend.moments(), bend.first, strengths, tuple(ran))
 
 
@@ -128,7 +129,7 @@ class Bend:
     Deeper layers thus see a batch that the layers before them have adapted.
 
     Attributes:
-        strengths: m [G] by layer, in the order in which they ran.
+        strengths: m [G, 1] by layer, in the order in which they ran.
         first: mean a [G, c] of the batch at the first of them.
     """
 
@@ -136,18 +137,16 @@ class Bend:
         self.strengths: dict[str, Tensor] = {}
         self.first = terms.most.new_zeros(terms.most.shape[0], 0)
         self._source, self._rows, self._terms, self._at_first_layer = source, rows, terms, at_first_layer
-        weight = terms.weight.unsqueeze(-1)
+        weight, self._most = terms.weight.unsqueeze(-1), terms.most.unsqueeze(-1)
         self._share = rows.share * weight
-        self._unexplained = source.overall.unsqueeze(1) - terms.expected
-        without_batch = (self._unexplained + terms.before * (1 - weight)).unbind()
-        first, second = (by_layer(side, source.widths).values() for side in without_batch)
-        self._without_batch = dict(zip(source.widths, zip(first, second, strict=True), strict=True))
-        self._most = terms.most.unsqueeze(-1)
-        self._deviated: dict[str, tuple[Tensor, Tensor]] = {}  # M1 + d1 and M2 + d2 by layer
+        without_batch = terms.before * (1 - weight) - terms.expected
+        first, second = (by_layer(side, source.widths) for side in without_batch.unbind())
+        self._without_batch = {name: (first[name], second[name]) for name in source.widths}
+        self._deviations: dict[str, tuple[Tensor, Tensor]] = {}  # d1 and d2 [G, c] by layer
         self._noises: dict[str, Tensor] = {}
         if terms.noise is not None:
-            noises = torch.outer(source.eta, terms.most * terms.noise)
-            self._noises = dict(zip(source.widths, noises.unbind(), strict=True))
+            noises = torch.outer(terms.most * terms.noise, source.eta)
+            self._noises = dict(zip(source.widths, torch.split(noises, 1, dim=-1), strict=True))
 
     def __call__(self, norm: Norm, x: Tensor) -> Tensor:
         """Normalise x [R, c, ...]."""
@@ -156,62 +155,61 @@ class Bend:
             self._at_first_layer()
             self.first = self._rows.share @ a / pixels
         without_a, without_b = self._without_batch[norm.name]
-        first = torch.addmm(without_a, self._share, a, alpha=1 / pixels)
-        second = torch.addmm(without_b, self._share, b, alpha=1 / pixels)
-        deviation, noise, m, column = first - layer.mean, self._noises.get(norm.name), self._terms.most, self._most
-        if noise is not None:
-            m = shrink(layer, deviation, m, noise)
-            column = m.unsqueeze(-1)
-        self._deviated[norm.name], self.strengths[norm.name] = (first, second), m
-        mean, variance = bend(layer, deviation, first, second, column)
-        return rescale(norm, x, self._rows, mean, variance)
+        d1 = torch.addmm(without_a, self._share, a, alpha=1 / pixels)
+        d2 = torch.addmm(without_b, self._share, b, alpha=1 / pixels)
+        noise = self._noises.get(norm.name)
+        m = self._most if noise is None else shrink(layer, d1, self._most, noise)
+        self._deviations[norm.name], self.strengths[norm.name] = (d1, d2), m
+        return rescale(norm, x, self._rows, *bend(layer, d1, d2, m))
 
     def moments(self) -> Tensor:
         """Those of each client [2, G, C] with the batch; those before it for a layer that did not run."""
-        if not self._deviated:
+        if not self._deviations:
             return self._terms.before
-        kept = by_layer(self._terms.before + self._unexplained, self._source.widths)
-        both = zip(*(self._deviated.get(name, moments) for name, moments in kept.items()), strict=True)
-        return torch.stack([torch.cat(side, dim=-1) for side in both]) - self._unexplained
+        kept = by_layer(self._terms.before - self._terms.expected, self._source.widths)
+        sides = zip(*(self._deviations.get(name, both) for name, both in kept.items()), strict=True)
+        return torch.stack([torch.cat(side, dim=-1) for side in sides]) + self._terms.expected
 
 
-def shrink(layer: Layer, deviation: Tensor, most: Tensor, noise: Tensor) -> Tensor:
-    """James-Stein factor m [G] of a layer, in 0..`most`: 0 when the deviation is no larger than noise (4).
+def shrink(layer: Layer, d1: Tensor, most: Tensor, noise: Tensor) -> Tensor:
+    """James-Stein factor m [G, 1] of a layer, in 0..`most`: 0 when the deviation is no larger than noise (4).
 
     Args:
         layer: the source there.
-        deviation: d1 [G, c].
-        most: [G], what a deviation without noise gets.
-        noise: [G], `most` times `shrinkage` eta / n.
+        d1: [G, c].
+        most: [G, 1], what a deviation without noise gets.
+        noise: [G, 1], `most` times `shrinkage` eta / n.
     """
-    size = (deviation * deviation) @ layer.precision  # lambda
-    return torch.addcdiv(most, noise, size.clamp_min_(TINY), value=-1).clamp_min_(0)
+    size = (d1 * d1) @ layer.precision.unsqueeze(-1)  # lambda
+    return (most - noise / (size + TINY)).relu()
 
 
-def bend(layer: Layer, deviation: Tensor, first: Tensor, second: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance [G, c] of a layer, bent by the deviation of each client (1) and (2).
+def bend(layer: Layer, d1: Tensor, d2: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [G, c] of a layer, bent by the deviations of each client (1) and (2).
 
-    By differences and ratios, because the running statistics differ a little from the moments of the source.
+    By differences, because the running statistics differ a little from the moments of the source: rho - 1 is
+    (d2 - d1 (d1 + 2 M1)) / V.
 
     Args:
         layer: the source there.
-        deviation: d1 [G, c].
-        first, second: M1 + d1 and M2 + d2 [G, c].
+        d1, d2: [G, c].
         m: [G, 1], in 0..1.
     """
-    mean = torch.addcmul(layer.running_mean, deviation, m)
-    variance = (first * first).neg_().add_(second).add_(TINY)  # not finite where a square is not
-    bounded = torch.clamp(variance.mul_(layer.ratio), layer.least, layer.greatest)  # rho times that of the source
-    return mean, torch.lerp(layer.running_var, bounded, m)
+    change = layer.ratio * (d2 - d1 * torch.add(d1, layer.mean, alpha=2))
+    bounded = torch.clamp(change, layer.least, layer.greatest)
+    return layer.running_mean + m * d1, layer.running_var + m * bounded
 
 
 def rescale(norm: Norm, x: Tensor, rows: Rows, mean: Tensor, variance: Tensor) -> Tensor:
-    """Normalise x [R, c, ...] by the mean and the variance [G, c] of each row's client."""
+    """Normalise x [R, c, ...] by the mean and the variance [G, c] of each row's client.
+
+    Those of several clients by the very same operation, to which channels of rows are so many channels of one.
+    """
+    mean, variance = mean.to(norm.running_mean), variance.to(norm.running_var)
     if mean.shape[0] == 1:
-        return norm.by_statistics(x, mean[0].to(norm.running_mean), variance[0].to(norm.running_var))
-    scale = (variance + norm.eps).rsqrt()
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
-    over_space = x.shape[0], -1, *[1] * (x.dim() - 2)
-    scale, shift = (statistic[rows.client].reshape(over_space) for statistic in (scale, shift))
-    return (x * scale).add_(shift).to(x.dtype)
+        return norm.by_statistics(x, mean[0], variance[0])
+    mean, variance = (statistic.index_select(0, rows.client).reshape(-1) for statistic in (mean, variance))
+    ones = x.new_ones(x.shape[0], 1)
+    weight, bias = (None if each is None else (ones * each).reshape(-1) for each in (norm.weight, norm.bias))
+    channels = x.reshape(1, -1, *x.shape[2:])
+    return F.batch_norm(channels, mean, variance, weight, bias, False, 0.0, norm.eps).reshape(x.shape)

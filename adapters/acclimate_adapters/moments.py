@@ -20,7 +20,7 @@ from acclimate_adapters.probes import STATISTICS, Norm
 
 MEAN = ".running_mean"
 TINY = 1e-12  # keeps variances positive
-FEW = 32  # pixels: torch's own reductions take long over so short rows
+FEW = 8  # pixels next to each other: torch's reductions take longer over them than a product of matrices
 RATIOS = 0.05, 20.0  # least and greatest of a client's variance to that of the source
 
 
@@ -30,15 +30,16 @@ def row_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
     Both [B, c], in single precision at least.
     """
     x = single(x)
-    if x.dim() == 2:
-        return x, x.square(), 1
-    pixels = x.flatten(2)
-    if pixels.shape[-1] < FEW:
-        rows, ones = pixels.reshape(-1, pixels.shape[-1]), x.new_ones(pixels.shape[-1], 1)
-        sums, squares = (side @ ones for side in (rows, rows * rows))  # matrices: ONNX Runtime takes vectors one by one
-        return sums.view(pixels.shape[:2]), squares.view(pixels.shape[:2]), pixels.shape[-1]
-    squares = torch.linalg.vector_norm(pixels, dim=-1).square()  # several times faster than squaring, then summing
-    return pixels.sum(-1), squares, pixels.shape[-1]
+    pixels = x[0, 0].numel()
+    if pixels == 1:
+        rows = x.flatten(1)
+        return rows, rows * rows, 1
+    squares, space = x * x, [*range(2, x.dim())]
+    if pixels > FEW or not x.is_contiguous():
+        return x.sum(space), squares.sum(space), pixels
+    ones = x.new_ones(pixels, 1)
+    a, b = ((side.reshape(-1, pixels) @ ones).view(x.shape[:2]) for side in (x, squares))
+    return a, b, pixels
 
 
 def row_moments(x: Tensor) -> Tensor:
@@ -52,8 +53,8 @@ class Layer(NamedTuple):
 
     running_mean: Tensor
     running_var: Tensor
-    least: Tensor  # of a client's variances
-    greatest: Tensor
+    least: Tensor  # that a client's variance may differ from running_var
+    greatest: Tensor  # that it may
     ratio: Tensor  # running_var / V
     mean: Tensor  # M1, mean of a under the prior
     precision: Tensor  # 1 / (c V), so that its product with squares is their mean relative to V = M2 - M1^2
@@ -126,7 +127,7 @@ def _layers(
     running_mean, running_var = (
         torch.cat([model.tensor(f"{name}.{kind}") for name in widths]).to(mean) for kind in STATISTICS
     )
-    bounds = (factor * running_var for factor in RATIOS)
+    bounds = ((factor - 1) * running_var for factor in RATIOS)
     columns = running_mean, running_var, *bounds, running_var / variance, mean, precision
     parts = zip(*(by_layer(column, widths).values() for column in columns), strict=True)
     return dict(zip(widths, map(Layer._make, parts), strict=True))
