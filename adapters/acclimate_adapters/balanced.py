@@ -24,7 +24,7 @@ from acclimate_adapters.functional import class_labels
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.learning import Labelled
 from acclimate_adapters.model import FrozenModel
-from acclimate_adapters.moments import SourceMoments, by_layer
+from acclimate_adapters.moments import SourceMoments
 from acclimate_adapters.state import State
 
 
@@ -227,8 +227,8 @@ class Balanced:
             return {}
         drift = {"prediction_drift": float(prediction_drift(exp(plain.log_p).mean(0), client.h0.posterior))}
         if plain.layers:
-            columns = client.h0.moments[0], source.row_variance
-            before, row_variance = (by_layer(column, source.widths)[plain.layers[0]] for column in columns)
+            first = source.columns(plain.layers[0])
+            before, row_variance = client.h0.moments[0, first], source.row_variance[first]
             distance = style_distance(plain.first, before, row_variance)
             drift["style_drift"] = float(distance) / (1 / rows + 1 / client.rows)
         return drift

@@ -48,13 +48,15 @@ def map_em(
         The prior [K], positive, sum 1, and the log-posteriors [B, K] under it.
     """
     total = rows + len(log_p) + pseudo_rows
-    known = (earlier + pseudo_rows * prior) / total
-    likelihood = exp(log_p) / prior  # [B, K], up to a row constant
+    x, q, before = (tensor.cpu().double().numpy() for tensor in (log_p, prior, earlier))
+    known = (before + pseudo_rows * q) / total
+    likelihood = np.exp(x) / q  # [B, K], up to a row constant
     columns = likelihood.T / total
     p = known * (total / (rows + pseudo_rows))
     for _ in range(steps):
-        p = torch.addcmul(known, p, columns @ (likelihood @ p).reciprocal())
-    return p, log_softmax(log_p + (p / prior).log())
+        p = known + p * (columns @ (1 / (likelihood @ p)))
+    posteriors = log_softmax(torch.from_numpy(x + np.log(p / q)))
+    return torch.from_numpy(p).to(log_p), posteriors.to(log_p)
 
 
 def label_shift_evidence(posterior: Tensor, rows: float, prior: Tensor, concentration: float) -> Tensor:

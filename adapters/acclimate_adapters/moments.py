@@ -107,6 +107,12 @@ class SourceMoments:
         layers = _layers(model, widths, overall[0], variance, precision)
         return cls(prior, widths, by_class, overall, row_variance, eta, layers)
 
+    def columns(self, layer: str) -> slice:
+        """Where the channels of a layer are among those of all."""
+        names = [*self.widths]
+        start = sum(self.widths[name] for name in names[: names.index(layer)])
+        return slice(start, start + self.widths[layer])
+
 
 def layer_widths(model: FrozenModel) -> dict[str, int]:
     """Number of channels of each BatchNorm layer, in the order of the network."""

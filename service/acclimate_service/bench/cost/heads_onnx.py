@@ -36,11 +36,12 @@ def onnx_rows(bed: Bed) -> list[OnnxRow]:
 
 
 def _runtime(bed: Bed) -> Runtime:
-    graphs = export_graphs(bed.model, bed.x.shape[1:], lambda _: None)
+    model = bed.model.with_layouts(frozen=False, adapted=False)  # as bundles are exported
+    graphs = export_graphs(model, bed.x.shape[1:], lambda _: None)
     with TemporaryDirectory() as folder:
         for file, graph in graphs.items():
             (Path(folder) / file).write_bytes(graph)
-        return choose("onnx", bed.model, Path(folder), dict.fromkeys(graphs, ""), bed.x)
+        return choose("onnx", model, Path(folder), dict.fromkeys(graphs, ""), bed.x)
 
 
 def _steps(runtime: Runtime, bed: Bed, name: str) -> Callable[[], object]:
