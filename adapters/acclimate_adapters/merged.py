@@ -47,6 +47,13 @@ def mergeable(adapter: Adapter, model: FrozenModel) -> bool:
     return isinstance(adapter, FrozenOnly | Balanced) and not model.skipped
 
 
+def in_torch(adapter: Adapter, model: FrozenModel, passes: Passes | None) -> bool:
+    """Whether torch runs the network in steps of this adapter, rather than the model's runtime or other `passes`."""
+    if isinstance(adapter, Balanced):
+        return passes is None
+    return model.runtime is None or not isinstance(adapter, FrozenOnly)
+
+
 def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | None = None) -> list[Step | Exception]:
     """The guarded step of each work, or what it raised; up to rounding, what `guarded_step` gives for it alone.
 

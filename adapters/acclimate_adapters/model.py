@@ -63,6 +63,7 @@ class FrozenModel:
         skipped: BatchNorm layers that keep no running statistics and therefore cannot be adapted.
         anchor_features: features and labels of the source's anchors, taken once, here; None without anchors.
         graphs: through which the passes on a CUDA device are replayed.
+        runtime: what computes the frozen passes; None for torch.
         content_hash: 16 hex digits over weights, running statistics, classifier name and source; a state made for one
             hash is refused by a model with another.
     """
@@ -82,7 +83,7 @@ class FrozenModel:
         self.classes, self.feature_size = self._parameters[f"{classifier}.weight"].shape
         self.source = source
         self.graphs = graphs or graphs_for(self.device)
-        self._runtime: Runtime | None = None
+        self.runtime: Runtime | None = None
         check_source(self._parameters | self._buffers, source, classes=self.classes, feature_size=self.feature_size)
         self.anchor_features = self._anchor_features()
 
@@ -110,7 +111,7 @@ class FrozenModel:
             runtime: from x [B, C, H, W], a batch that `batch` has checked, to features and logits on its device.
         """
         other = copy.copy(self)
-        other._runtime, other._derived = runtime, {}
+        other.runtime, other._derived = runtime, {}
         return other
 
     def with_layouts(self, *, frozen: bool, adapted: bool) -> Self:
@@ -178,8 +179,8 @@ class FrozenModel:
 
         Graphs get it filled up to a power of two, so that few serve all sizes, if no row can depend on another.
         """
-        if self._runtime is not None:
-            return self._runtime(x)
+        if self.runtime is not None:
+            return self.runtime(x)
 
         def pass_of(arguments: Sequence[Tensor]) -> Outcome:
             answer = self.adapted(arguments[0], {})

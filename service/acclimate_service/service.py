@@ -48,6 +48,7 @@ from acclimate_service.state.pools import Pools
 from acclimate_service.state_metrics import StateMetrics
 from acclimate_service.switching import Beginnings, Duels
 from acclimate_service.telemetry import Telemetry
+from acclimate_service.threads import pool
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
@@ -165,6 +166,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
 async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
     limits = limits_of(settings)
+    asyncio.get_running_loop().set_default_executor(pool())
     worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
     stack.callback(worker.close)
     bundle = await worker.run(lambda: load_bundle(settings), always)

@@ -1,13 +1,14 @@
 """Steps as the thread takes them that runs torch: several clients' batches in, their new states and answers out."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from acclimate_adapters import ConfigurationError, Step
-from acclimate_adapters.merged import Work, attempt, guarded_steps, mergeable
+from acclimate_adapters.merged import Work, attempt, guarded_steps, in_torch, mergeable
 from acclimate_service import answers
 from acclimate_service.adapted import Adapted
 from acclimate_service.batches import Asked
@@ -16,6 +17,7 @@ from acclimate_service.guard.policy import Decision, by_own
 from acclimate_service.guard.record import Record
 from acclimate_service.state import Batch
 from acclimate_service.telemetry import Telemetry
+from acclimate_service.threads import one_thread
 from acclimate_store import Bundle
 
 Done: TypeAlias = tuple[Adapted, bytes]
@@ -46,9 +48,15 @@ class Steps:
             return False
         return mergeable(adapter, self._bundle.model)
 
+    def _in_torch(self, jobs: Sequence[Job]) -> bool:
+        """Whether torch runs the network in the step of a job."""
+        model, passes = self._bundle.model, self._bundle.passes
+        adapters = [attempt(partial(self._configurations.adapter, job.state.configuration)) for job in jobs]
+        return any(not isinstance(each, Exception) and in_torch(each, model, passes) for each in adapters)
+
     def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
         """The new state and the answer of each job, or what went wrong with it alone."""
-        with self._telemetry.step_seconds.time():
+        with self._telemetry.step_seconds.time(), nullcontext() if self._in_torch(jobs) else one_thread():
             works = [attempt(partial(self._work, job)) for job in jobs]
             sound = [work for work in works if isinstance(work, Work)]
             steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes))

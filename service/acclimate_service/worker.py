@@ -9,6 +9,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
+from acclimate_service.threads import take_threads
+
 T = TypeVar("T")
 W = TypeVar("W")
 Admit: TypeAlias = Callable[[], Awaitable[None]]
@@ -46,17 +48,17 @@ class Worker:
     def __init__(self, threads: int | None = None) -> None:
         """Start the thread; `threads` are those of one torch operation, by default as many as torch would take.
 
-        All other threads, those to come included, are held to one: OpenMP's threads wait for work without sleeping
-        only while those of all callers fit on the cores, and a second caller with threads of its own makes every step
-        a third slower. A thread begins with the number that was set last in any other, hence the order.
+        The calling thread is held to one, as are those of `threads.pool`: OpenMP's threads wait for work without
+        sleeping only while those of all callers fit on the cores, and a second caller with threads of its own makes
+        every step a third slower.
         """
         threads = threads or torch.get_num_threads()
         self._queue: list[_Waiting] = []
         self._group: list[_Waiting] = []  # whose turn it is
         self._undecided = 0  # of these, who have yet to say whether their work is still wanted
         self._executor = ThreadPoolExecutor(1, "acclimate-torch")
-        self._executor.submit(_take_threads, threads).result()
-        torch.set_num_threads(1)
+        self._executor.submit(take_threads, threads).result()
+        take_threads(1)
 
     async def run(self, work: Callable[[], T], admit: Admit) -> T:
         """Wait for the thread, ask `admit` whether the work is still wanted, and do it.
@@ -179,8 +181,3 @@ def _outcomes(together: Together[W, T], works: Sequence[W]) -> Sequence[T | Exce
 def _alone(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
     (work,) = works
     return [work()]
-
-
-def _take_threads(number: int) -> None:
-    torch.set_num_threads(number)
-    torch.get_num_threads()  # what a thread has once asked for is its own; until then it takes what others set

@@ -25,8 +25,10 @@ from acclimate_adapters import (
 )
 from acclimate_adapters.adapter import FrozenOnly
 from acclimate_adapters.balanced import Balanced
-from acclimate_adapters.merged import Work, guarded_steps, mergeable
+from acclimate_adapters.balanced_passes import TorchPasses
+from acclimate_adapters.merged import Work, guarded_steps, in_torch, mergeable
 from acclimate_adapters.model import Pass
+from acclimate_adapters.moments import SourceMoments
 
 QUICK: Mapping[str, Mapping[str, Any]] = {"memo": {"views": 2}, "fedthe_plus": {"views": 2, "tuning_steps": 1}}
 HEADS = ("bbse", "em", "fedcal", "fedthe", "none", "t3a")
@@ -187,3 +189,22 @@ def test_a_network_that_normalises_by_the_batch_never_merges(logit_model: Callab
         assert_alike(step, alone(mixing, work))
     assert not mergeable(adapter, mixing)
     assert mergeable(adapter, logit_model([0.5, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("name", "elsewhere", "passes", "expected"),
+    [
+        ("em", False, False, True),
+        ("em", True, False, False),
+        ("atp", True, True, True),
+        ("bn_adapt+em", True, True, True),
+        ("balanced", True, False, True),
+        ("balanced", True, True, False),
+    ],
+)
+def test_it_is_told_whether_torch_runs_the_network(
+    name: str, elsewhere: bool, passes: bool, expected: bool, model: FrozenModel
+) -> None:
+    served = model.with_runtime(model.frozen) if elsewhere else model
+    own = TorchPasses(model, SourceMoments.of(model)) if passes else None
+    assert in_torch(create(name), served, own) == expected

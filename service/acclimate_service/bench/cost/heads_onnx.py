@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from acclimate_adapters import create
 from acclimate_adapters.merged import Work, guarded_steps
 from acclimate_service.bench.cost.speed_bed import Bed
+from acclimate_service.threads import one_thread
 from acclimate_store.add_onnx import export_graphs
 from acclimate_store.runtimes import Runtime, choose
 
@@ -50,7 +51,8 @@ def _steps(runtime: Runtime, bed: Bed, name: str) -> Callable[[], object]:
 
     def work() -> None:
         nonlocal state
-        (step,) = guarded_steps(runtime.model, [Work(adapter, state, bed.x)], runtime.passes)
+        with one_thread():
+            (step,) = guarded_steps(runtime.model, [Work(adapter, state, bed.x)], runtime.passes)
         if isinstance(step, Exception):
             raise step
         state = step.state
