@@ -75,7 +75,7 @@ class OnnxPasses:
     """Runs a graph of `export_balanced`; to be given to `Balanced.step_many`. Arguments as of `OnnxSession`."""
 
     def __init__(self, graph: bytes, model: FrozenModel, threads: int | None = None) -> None:
-        self._session = OnnxSession(graph, model, threads)
+        self._session = OnnxSession(graph, model, threads, awake=True)
         self._layers = tuple(json.loads(self._session.metadata[LAYERS]))
 
     def __call__(self, rows: Rows, terms: Terms) -> Passed:

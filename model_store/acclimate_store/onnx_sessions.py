@@ -19,13 +19,15 @@ _PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvid
 class OnnxSession:
     """A graph that takes and gives tensors on the device of its model.
 
-    Its threads sleep while they wait: spinning ones would take the cores from torch and make it twice as slow. Its
-    memory is that of the process: an arena of its own would keep the most that any number of rows ever took.
+    Once a run ends its threads sleep: awake they would take the cores from torch and make it twice as slow. Its memory
+    is that of the process: an arena of its own would keep the most that any number of rows ever took.
 
     Args:
         graph: exported from the model.
         model: the model.
         threads: of one operation; as many as there are cores by default.
+        awake: whether they wait for each other without sleeping within a run. That is faster for a graph of many small
+            operations, and slower for others beside torch's threads, which stay awake after torch's own work.
 
     Attributes:
         metadata: of the graph.
@@ -34,13 +36,14 @@ class OnnxSession:
         GraphError: the graph is that of another model, or ONNX Runtime cannot run it on this device.
     """
 
-    def __init__(self, graph: bytes, model: FrozenModel, threads: int | None = None) -> None:
+    def __init__(self, graph: bytes, model: FrozenModel, threads: int | None = None, *, awake: bool = False) -> None:
         self._device = model.device
         provider = provider_for(self._device)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads or 0, 1
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(awake)))
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=[provider])
         except Exception as error:  # it has many kinds, which share no base
