@@ -3,25 +3,20 @@
 Only sums over images leave the loop; nothing about a single image is kept.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from acclimate_adapters import Source
 from acclimate_adapters.errors import ConfigurationError, InputError
 from acclimate_adapters.moments import layer_widths, source_moments
-from acclimate_store.architectures import build
-from acclimate_store.bundle import Bundle, write_bundle
+from acclimate_store.bundle import Bundle
 from acclimate_store.catalogue import BundleKey, Catalogue
-from acclimate_store.errors import BundleExists, MomentsError
-from acclimate_store.integrity import GRAPHS, REQUIRED_FILES
+from acclimate_store.errors import MomentsError
 from acclimate_store.labelled import LabelledImages, labelled_images
-from acclimate_store.manifest import Manifest
-from acclimate_store.tensors import load_weights
+from acclimate_store.versions import next_version, publish, renewed
 
 BATCH = 128  # images per pass
 
@@ -63,18 +58,6 @@ def add_moments(
     return new
 
 
-def next_version(newest: BundleKey) -> str:
-    """The version with its last number raised by one.
-
-    Raises:
-        MomentsError: it ends in no number.
-    """
-    found = re.fullmatch(r"(.*?)(\d+)", newest.version or "")
-    if found is None:
-        raise MomentsError(f"{newest} ends in no number that could be raised; name the new version with --as VERSION")
-    return f"{found[1]}{int(found[2]) + 1}"
-
-
 def _batches(
     bundle: Bundle, images: LabelledImages, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -83,32 +66,3 @@ def _batches(
         yield bundle.prepare(pixels), torch.from_numpy(labels).to(bundle.model.device)
         done += len(labels)
         progress(done, images.rows)
-
-
-def renewed(catalogue: Catalogue, manifest: Manifest, new: BundleKey, made: str) -> Manifest:
-    """The manifest of a new version, which says how it was made; to be asked for before any long work.
-
-    Raises:
-        ManifestError: the version has no name that it may have.
-        BundleExists: it is published already.
-    """
-    changes = {"version": new.version, "provenance": f"{manifest.provenance} {made}"}
-    changed = Manifest.from_json(manifest.model_copy(update=changes).to_json())
-    if catalogue.directory(new).exists():
-        raise BundleExists(f"{new} is published already and never changes; name another version")
-    return changed
-
-
-def publish(
-    catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source, graphs: Mapping[str, bytes]
-) -> None:
-    """Write the bundle of a manifest with the network and the files of its origin, but other graphs.
-
-    Those of the origin are left out, since they are of a model with its source.
-    """
-    directory, trusted = catalogue.directory(origin), catalogue.allowed_imports
-    net = build(manifest.architecture, manifest.architecture_options, trusted)
-    load_weights(net, directory)
-    others = [file for file in manifest.files if file not in (*REQUIRED_FILES, *GRAPHS)]
-    extra = {file: (directory / file).read_bytes() for file in others}
-    write_bundle(catalogue.root, manifest, net, source, extra={**extra, **graphs}, allowed_imports=trusted)

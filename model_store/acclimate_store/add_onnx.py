@@ -5,10 +5,10 @@ from importlib.util import find_spec
 
 from acclimate_adapters import FrozenModel, create, missing
 from acclimate_adapters.moments import layer_widths
-from acclimate_store.add_moments import next_version, publish, renewed
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import GraphError
 from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH
+from acclimate_store.versions import next_version, publish, renewed
 
 NEEDED = "onnxruntime", "onnx", "onnxscript"
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from acclimate_adapters import Source, create, require
 from acclimate_adapters.moments import source_moments
-from acclimate_store import BundleKey, Catalogue, Manifest, MomentsError, SampleError, write_bundle
-from acclimate_store.add_moments import next_version
+from acclimate_store import BundleKey, Catalogue, Manifest, ManifestError, MomentsError, SampleError, write_bundle
 from acclimate_store.cli import add_parser
 from acclimate_store.labelled import labelled_images
+from acclimate_store.versions import next_version
 
 ROWS = 300  # more than two passes
 SHAPE = (1, 28, 28)
@@ -201,5 +201,5 @@ def test_a_model_without_batch_norm_is_told_that_it_needs_no_moments(
 
 def test_the_next_version_raises_the_last_number() -> None:
     assert [next_version(BundleKey("m", v)) for v in ("1", "9", "1.9", "v2-rc9")] == ["2", "10", "1.10", "v2-rc10"]
-    with pytest.raises(MomentsError, match="name the new version with --as"):
+    with pytest.raises(ManifestError, match="name the new version with --as"):
         next_version(BundleKey("m", "final"))
