@@ -73,6 +73,7 @@ def test_first_online_step_is_the_batch_step(model: FrozenModel, streams: Tensor
     assert torch.equal(a.logits, b.logits)
 
 
+@pytest.mark.slow
 def test_mean_over_a_million_directions_stays_exact() -> None:
     """The running mean in single precision against the exact mean, k up to 1e6."""
     generator = torch.Generator().manual_seed(0)

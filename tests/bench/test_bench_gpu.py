@@ -57,6 +57,7 @@ def test_full_precision_is_for_the_block_alone() -> None:
     assert [each.fp32_precision for each in products] == before
 
 
+@pytest.mark.slow
 def test_all_that_is_measured_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, bed = Report(), fashion_cnn("cpu")
     before = {name: tensor.clone() for name, tensor in bed.net.state_dict().items()}

@@ -30,6 +30,7 @@ def load(served: Replica) -> Callable[[str, int], object]:
     return lambda path, connections: remote("load", port, path, "1,28,28", connections)
 
 
+@pytest.mark.slow
 def test_the_price_is_what_the_median_over_http_has_more_than_the_one_in_process(tmp_path: Path) -> None:
     report = Report()
     report.table("fashion-cnn", "p50", "p5", "p95", "minus in process", "target")
@@ -40,6 +41,7 @@ def test_the_price_is_what_the_median_over_http_has_more_than_the_one_in_process
     assert 0 < live["p50"] < request["p50"]
 
 
+@pytest.mark.slow
 def test_a_load_sends_as_many_requests_over_each_connection(served: Replica, load: Callable) -> None:
     counted = {"name": "acclimate_rows_total"}
     before = served.metric(**counted)
@@ -50,6 +52,7 @@ def test_a_load_sends_as_many_requests_over_each_connection(served: Replica, loa
     assert [served.client.get(f"load-{k}").state.version for k in range(3)] == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_load_that_is_refused_ends_in_an_error(load: Callable) -> None:
     with load("/nowhere", 1) as work, pytest.raises(ValueError, match="Expecting value"):
         work(1)

@@ -40,6 +40,7 @@ def test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balance
     assert service.log.read_text() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_wait(serve, second):
     service = serve(drain_lead_s=60)
@@ -50,6 +51,7 @@ def test_a_second_signal_ends_the_wait(serve, second):
     assert service.wait() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "base"), [(20, 3), (0, 0)], ids=["in time", "without any time"])
 def test_at_the_end_journals_become_snapshots_as_far_as_the_budget_goes(serve, stream, budget, base):
     batches = stream(0, 4)

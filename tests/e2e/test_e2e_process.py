@@ -48,6 +48,7 @@ def test_sigterm_ends_the_service_with_status_0_after_the_batch_at_hand_and_its_
         assert client.get("cam").state.version == 2
 
 
+@pytest.mark.slow
 def test_a_data_directory_is_not_shared_and_a_killed_service_leaves_no_redis_behind(serve, tmp_path):
     service = serve()
     redis = redis_of(tmp_path)
