@@ -140,7 +140,7 @@ def test_a_trained_resnet_18_loses_nothing_at_an_eighth_of_its_bytes(few: Few) -
         [sum(getattr(row[place], field) for row in found) / 3 for field in ("accuracy", "changed", "nbytes")]
         for place in range(3)
     )
-    assert exact[0] - frozen[0] > 1
+    assert exact[0] - frozen[0] > 0.5
     assert frozen[1] > 5
     assert eighth[0] > exact[0] - 0.1
     assert eighth[2] < 0.13 * exact[2]
