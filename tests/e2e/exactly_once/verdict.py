@@ -10,8 +10,8 @@ from exactly_once.streams import serial
 from acclimate_store import Bundle
 
 TOLERANCE = 1e-4
-"""Between probabilities. Processes differ in the last bits, which add up where replicas choose memory layouts of their own;
-a batch that is lost or applied twice makes far more of a difference."""
+"""Between probabilities. Processes differ in the last bits, which add up where replicas choose memory layouts of their
+own; a batch that is lost or applied twice makes far more of a difference."""
 
 
 @dataclass
