@@ -10,17 +10,10 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step, require
 from acclimate_adapters.balanced_client import Client
-from acclimate_adapters.balanced_measures import (
-    exp,
-    label_shift_evidence,
-    log_softmax,
-    map_em,
-    prediction_drift,
-    style_distance,
-)
+from acclimate_adapters.balanced_measures import label_shift_evidence, map_em, prediction_drift, style_distance
 from acclimate_adapters.balanced_passes import Answer, Passes, Rows, Terms, TorchPasses
 from acclimate_adapters.errors import StateMismatch
-from acclimate_adapters.functional import class_labels
+from acclimate_adapters.functional import class_labels, entropy
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.learning import Labelled
 from acclimate_adapters.model import FrozenModel
@@ -201,9 +194,9 @@ class Balanced:
         shares = []
         for turn, answer in zip(turns, plain, strict=True):
             _, log_r = self._em(source, turn, answer)
-            shares.append(torch.lerp(turn.client.h1.posterior, exp(log_r).mean(0), turn.weight))
+            shares.append(torch.lerp(turn.client.h1.posterior, log_r.exp().mean(0), turn.weight))
         terms = Terms(
-            expected=torch.stack([torch.stack(shares) @ side for side in source.by_class]),  # one wakes no threads
+            expected=torch.stack(shares) @ source.by_class,
             before=torch.stack([turn.client.h1.moments for turn in turns], dim=1),
             weight=source.prior.new_tensor([turn.weight for turn in turns]),
             most=source.prior.new_ones(len(turns)),
@@ -225,7 +218,7 @@ class Balanced:
         client, rows = turn.client, len(turn.x)
         if min(rows, client.rows) < self.restart_rows:
             return {}
-        drift = {"prediction_drift": float(prediction_drift(exp(plain.log_p).mean(0), client.h0.posterior))}
+        drift = {"prediction_drift": float(prediction_drift(plain.log_p.exp().mean(0), client.h0.posterior))}
         if plain.layers:
             first = source.columns(plain.layers[0])
             before, row_variance = client.h0.moments[0, first], source.row_variance[first]
@@ -270,9 +263,8 @@ class Balanced:
             torch.logaddexp(log_p + F.logsigmoid(evidence), plain.log_p + F.logsigmoid(-evidence))
             for log_p in (log_r, full.log_p)
         )
-        log_q = log_softmax(logits)
         signals: dict[str, Signal] = {
-            "entropy": -float((exp(log_q) * log_q).sum(-1).mean()),
+            "entropy": float(entropy(logits).mean()),
             "evidence": float(evidence),
             "label_shift": float(evidence.sigmoid()),
             "prior": tuple(prior.tolist()),

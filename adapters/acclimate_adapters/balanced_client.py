@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate_adapters.balanced_measures import exp
 from acclimate_adapters.moments import SourceMoments
 from acclimate_adapters.state import State
 
@@ -18,7 +17,7 @@ class Hypothesis(NamedTuple):
 
     def after(self, log_p: Tensor, moments: Tensor, weight: float) -> "Hypothesis":
         """With a batch folded in: its log-posteriors [B, K], the moments after it, its weight among all rows."""
-        return Hypothesis(torch.lerp(self.posterior, exp(log_p).mean(0), weight), moments)
+        return Hypothesis(torch.lerp(self.posterior, log_p.exp().mean(0), weight), moments)
 
 
 class Client(NamedTuple):

@@ -3,32 +3,11 @@
 Equations are numbered in the docstring of `Balanced`.
 """
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.functional import single
 from acclimate_adapters.moments import TINY
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities [B, K], in single precision at least.
-
-    Not torch's on the CPU, and neither is `exp`: these wake torch's threads even for a few rows, and until they sleep
-    again, milliseconds later, they hold the core that ONNX Runtime wants for the next pass.
-    """
-    logits = single(logits)
-    if logits.device.type != "cpu":
-        return torch.log_softmax(logits, dim=-1)
-    values = logits.numpy()
-    shifted = values - values.max(-1, keepdims=True)
-    return torch.from_numpy(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
-
-
-def exp(log_p: Tensor) -> Tensor:
-    """Probabilities of log-probabilities, of the same shape and precision."""
-    return torch.from_numpy(np.exp(log_p.numpy())) if log_p.device.type == "cpu" else log_p.exp()
 
 
 def map_em(
@@ -48,15 +27,13 @@ def map_em(
         The prior [K], positive, sum 1, and the log-posteriors [B, K] under it.
     """
     total = rows + len(log_p) + pseudo_rows
-    x, q, before = (tensor.cpu().double().numpy() for tensor in (log_p, prior, earlier))
-    known = (before + pseudo_rows * q) / total
-    likelihood = np.exp(x) / q  # [B, K], up to a row constant
+    known = (earlier + pseudo_rows * prior) / total
+    likelihood = log_p.exp() / prior  # [B, K], up to a row constant
     columns = likelihood.T / total
     p = known * (total / (rows + pseudo_rows))
     for _ in range(steps):
-        p = known + p * (columns @ (1 / (likelihood @ p)))
-    posteriors = log_softmax(torch.from_numpy(x + np.log(p / q)))
-    return torch.from_numpy(p).to(log_p), posteriors.to(log_p)
+        p = torch.addcmul(known, p, columns @ (likelihood @ p).reciprocal())
+    return p, torch.log_softmax(log_p + (p / prior).log(), dim=-1)
 
 
 def label_shift_evidence(posterior: Tensor, rows: float, prior: Tensor, concentration: float) -> Tensor:

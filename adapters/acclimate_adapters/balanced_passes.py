@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.balanced_measures import log_softmax
 from acclimate_adapters.errors import InputError
-from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.moments import TINY, Layer, SourceMoments, by_layer, row_sums
+from acclimate_adapters.priors import log_posteriors
 from acclimate_adapters.probes import Norm
 from acclimate_adapters.stem import Stem
 
@@ -85,8 +85,7 @@ class Passed(NamedTuple):
             NumericalError: a logit is not finite.
         """
         sizes = [len(x) for x in batches]
-        log_p = log_softmax(require_finite(self.logits))
-        by_row = (torch.split(t, sizes) for t in (self.logits, log_p, self.features))
+        by_row = (torch.split(t, sizes) for t in (self.logits, log_posteriors(self.logits), self.features))
         by_client = self.moments.unbind(1), self.first.unbind(0), self.strengths.unbind(1)
         return [Answer._make((*part, self.layers)) for part in zip(*by_row, *by_client, strict=True)]
 

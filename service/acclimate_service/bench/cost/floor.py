@@ -5,13 +5,16 @@ python -m acclimate_service.bench.cost.floor BUNDLES MODEL ADAPTER RUNTIME
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
 from acclimate_adapters import create
+from acclimate_adapters.merged import in_torch
 from acclimate_service.bench.cost.inputs import noise
 from acclimate_service.bench.cost.remote import local, obey
 from acclimate_service.memory import keep_freed_memory
+from acclimate_service.threads import one_thread
 from acclimate_store import Catalogue
 from acclimate_store.layout_choice import fastest
 from acclimate_store.runtimes import Choice
@@ -27,7 +30,8 @@ def steps(bundles: Path, name: str, adapter_name: str, runtime: str) -> Callable
 
     def work() -> None:
         nonlocal state
-        state = adapter.step(model, state, bundle.prepare(images)).state
+        with nullcontext() if in_torch(adapter, model, bundle.passes) else one_thread():
+            state = adapter.step(model, state, bundle.prepare(images)).state
 
     return work
 
