@@ -29,6 +29,7 @@ from acclimate_service.app import create_app
 from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.protocol import WholeReplies
 from acclimate_service.service import Service, open_service
+from acclimate_service.sessions import Sessions
 from acclimate_service.settings import Settings
 from acclimate_store import Bundle, Catalogue, write_bundle
 from acclimate_store.architectures import build
@@ -132,6 +133,17 @@ class Replica:
     def _keys(self, client: str) -> dict[bytes, bytes]:
         found = self.redis.keys(f"acc:{{default/{client}}}:*")
         return {key: self.redis.dump(key) for key in found}
+
+    @contextmanager
+    def at_work(self, client: str, *kept: Sessions) -> Iterator[None]:
+        """Hold the turn of a client in these sessions until the end of the block."""
+        turns = AsyncExitStack()
+        for sessions in kept:
+            self.run(turns.enter_async_context(sessions._turns.hold(client)))
+        try:
+            yield
+        finally:
+            self.run(turns.aclose())
 
     def metric(self, line: str) -> float:
         """Value of a metric, by its name and labels as they are printed; 0 if it is not."""

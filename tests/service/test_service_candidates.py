@@ -1,10 +1,8 @@
 """Adapters that are tried out beside the clients' own, and the advice that comes of it."""
 
-import asyncio
 import re
-import threading
 import time
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -75,20 +73,8 @@ def test_a_delete_takes_the_candidates_states_too(trying, stream):
 @contextmanager
 def held_up(replica, client):
     """The candidates get no turn of this client before the end of the block."""
-    begun, ended = threading.Event(), asyncio.Event()
-
-    async def take():
-        async with AsyncExitStack() as turns:
-            for sessions in replica.service.engine._guard.shadows._sessions():
-                await turns.enter_async_context(sessions._turns.hold(client))
-            begun.set()
-            await ended.wait()
-
-    turn = asyncio.run_coroutine_threadsafe(take(), replica.loop)
-    assert begun.wait(timeout=10)
-    yield
-    replica.loop.call_soon_threadsafe(ended.set)
-    turn.result(timeout=10)
+    with replica.at_work(client, *replica.service.engine._guard.shadows._sessions()):
+        yield
     settle(replica)
 
 

@@ -1,9 +1,6 @@
 """A client whose next batch comes to another replica, as under a balancer that does not keep clients where they are."""
 
-import asyncio
-import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -47,28 +44,11 @@ def test_the_answers_are_those_of_one_replica(pair, make_replica, stream):
         assert there.signals == here.signals
 
 
-@contextmanager
-def at_work(replica, client):
-    """A turn of this client that lasts as long as the block."""
-    begun, ended = threading.Event(), asyncio.Event()
-
-    async def take():
-        async with replica.service.sessions._turns.hold(client):
-            begun.set()
-            await ended.wait()
-
-    turn = asyncio.run_coroutine_threadsafe(take(), replica.loop)
-    assert begun.wait(timeout=10)
-    yield
-    replica.loop.call_soon_threadsafe(ended.set)
-    turn.result(timeout=10)
-
-
 def test_a_client_at_work_is_not_handed_over_but_taken_after_a_while(pair, stream):
     batches = stream(0, 3)
     with pair[0].sdk() as one, pair[1].sdk() as other:
         one.predict("cam", batches[0])
-        with at_work(pair[0], "cam"):
+        with pair[0].at_work("cam", pair[0].service.sessions):
             assert other.predict("cam", batches[1]).state.version == 2
             assert pair[0].service.sessions._sessions["cam"].version == 1
         assert opened(pair[1], "stolen") == 1
