@@ -1,19 +1,26 @@
 """`balanced`: style and label shift told apart without gradients; this project's own method, not one of a paper."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step, require
 from acclimate_adapters.balanced_client import Client
-from acclimate_adapters.balanced_measures import label_shift_evidence, map_em, prediction_drift, style_distance
-from acclimate_adapters.balanced_passes import Answer, Passes, Rows, Terms, TorchPasses
+from acclimate_adapters.balanced_measures import (
+    label_shift_evidence,
+    log_sigmoid,
+    map_em,
+    prediction_drift,
+    style_distance,
+)
+from acclimate_adapters.balanced_passes import Answer, Passes, Rows, Run, Terms, TorchPasses
 from acclimate_adapters.errors import StateMismatch
-from acclimate_adapters.functional import class_labels, entropy
+from acclimate_adapters.functional import Numbers, class_labels, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.learning import Labelled
 from acclimate_adapters.model import FrozenModel
@@ -160,11 +167,12 @@ class Balanced:
         """
         source = model.derived(SourceMoments.of)
         turns = [self._turn(model, source, state, x) for state, x in zip(states, batches, strict=True)]
-        passes, rows = passes or TorchPasses(model, source), Rows.of([turn.x for turn in turns], source.prior)
-        plain = self._style_only(passes, source, turns, rows)
+        passes = passes or TorchPasses(model, source)
+        run = passes(Rows.of([turn.x for turn in turns], source.prior))
+        plain = self._style_only(run, source, turns)
         drifts = [self._drift(source, turn, answer) for turn, answer in zip(turns, plain, strict=True)]
         self._restart(passes, source, turns, plain, drifts)
-        full = self._style_and_labels(passes, source, turns, rows, plain) if source.widths else plain
+        full = self._style_and_labels(run, source, turns, plain) if source.widths else plain
         each = zip(states, turns, plain, full, drifts, strict=True)
         return [self._finish(source, *one) for one in each]
 
@@ -175,7 +183,7 @@ class Balanced:
         labelled = None if client.labelled is None else client.labelled * kept
         return Turn(client._replace(rows=client.rows * kept, labelled=labelled), x)
 
-    def _style_only(self, passes: Passes, source: SourceMoments, turns: Sequence[Turn], rows: Rows) -> list[Answer]:
+    def _style_only(self, run: Run, source: SourceMoments, turns: Sequence[Turn]) -> list[Answer]:
         """The pass of H0 (3)."""
         strengths = [turn.rows / (turn.rows + self.style_rows) for turn in turns]
         terms = Terms(
@@ -185,45 +193,46 @@ class Balanced:
             most=source.prior.new_tensor(strengths),
             noise=None,
         )
-        return passes(rows, terms).split(turn.x for turn in turns)
+        return run(terms).split(turn.x for turn in turns)
 
     def _style_and_labels(
-        self, passes: Passes, source: SourceMoments, turns: Sequence[Turn], rows: Rows, plain: Sequence[Answer]
+        self, run: Run, source: SourceMoments, turns: Sequence[Turn], plain: Sequence[Answer]
     ) -> list[Answer]:
         """The pass of H1 (4), with class shares from the posteriors of H0."""
         shares = []
         for turn, answer in zip(turns, plain, strict=True):
             _, log_r = self._em(source, turn, answer)
-            shares.append(torch.lerp(turn.client.h1.posterior, log_r.exp().mean(0), turn.weight))
+            shares.append(turn.client.h1.posterior_after(log_r, turn.weight))
         terms = Terms(
-            expected=torch.stack(shares) @ source.by_class,
+            expected=source.prior.new_tensor(np.stack(shares)) @ source.by_class,
             before=torch.stack([turn.client.h1.moments for turn in turns], dim=1),
             weight=source.prior.new_tensor([turn.weight for turn in turns]),
             most=source.prior.new_ones(len(turns)),
             noise=source.prior.new_tensor([self.shrinkage / turn.rows for turn in turns]),
         )
-        return passes(rows, terms).split(turn.x for turn in turns)
+        return run(terms).split(turn.x for turn in turns)
 
-    def _em(self, source: SourceMoments, turn: Turn, answer: Answer) -> tuple[Tensor, Tensor]:
+    def _em(self, source: SourceMoments, turn: Turn, answer: Answer) -> tuple[Numbers, Numbers]:
         """The prior [K] and the log-posteriors [B, K] under it (5)."""
         client = turn.client
         earlier, rows = client.rows * client.h1.posterior, client.rows
         if client.labelled is not None:
             known = self.label_weight * client.labelled
             earlier, rows = earlier + known, rows + float(known.sum())
-        return map_em(answer.log_p, earlier, rows, source.prior, self.prior_rows, self.em_steps)
+        return map_em(answer.log_p, earlier, rows, source.shares, self.prior_rows, self.em_steps)
 
     def _drift(self, source: SourceMoments, turn: Turn, plain: Answer) -> dict[str, float]:
         """How unlike the history of the client its batch is (8); nothing when either is too short to tell."""
         client, rows = turn.client, len(turn.x)
         if min(rows, client.rows) < self.restart_rows:
             return {}
-        drift = {"prediction_drift": float(prediction_drift(plain.log_p.exp().mean(0), client.h0.posterior))}
+        drift = {"prediction_drift": prediction_drift(np.exp(plain.log_p).mean(axis=0), client.h0.posterior)}
         if plain.layers:
-            first = source.columns(plain.layers[0])
-            before, row_variance = client.h0.moments[0, first], source.row_variance[first]
-            distance = style_distance(plain.first, before, row_variance)
-            drift["style_drift"] = float(distance) / (1 / rows + 1 / client.rows)
+            columns = source.columns(plain.layers[0])
+            first, before, row_variance = map(
+                numbers, (plain.first, client.h0.moments[0, columns], source.row_variance[columns])
+            )
+            drift["style_drift"] = style_distance(first, before, row_variance) / (1 / rows + 1 / client.rows)
         return drift
 
     def _restarts(self, drift: Mapping[str, float]) -> bool:
@@ -246,7 +255,8 @@ class Balanced:
         if not changed:
             return
         anew = [turns[i]._replace(client=Client.fresh(source, learns=self.learns)) for i in changed]
-        answers = self._style_only(passes, source, anew, Rows.of([turn.x for turn in anew], source.prior))
+        run = passes(Rows.of([turn.x for turn in anew], source.prior))
+        answers = self._style_only(run, source, anew)
         for i, turn, answer in zip(changed, anew, answers, strict=True):
             turns[i], plain[i] = turn, answer
 
@@ -258,22 +268,22 @@ class Balanced:
         h0 = turn.client.h0.after(plain.log_p, plain.moments, turn.weight)
         new = Client(turn.rows, h0, turn.client.h1.after(log_r, full.moments, turn.weight), turn.client.labelled)
         counting = min(turn.rows, self.gate_rows)
-        evidence = label_shift_evidence(h0.posterior, counting, source.prior, self.gate_concentration)
+        evidence = label_shift_evidence(h0.posterior, counting, source.shares, self.gate_concentration)
         logits, uncorrected = (
-            torch.logaddexp(log_p + F.logsigmoid(evidence), plain.log_p + F.logsigmoid(-evidence))
+            np.logaddexp(log_p + log_sigmoid(evidence), plain.log_p + log_sigmoid(-evidence))
             for log_p in (log_r, full.log_p)
         )
         signals: dict[str, Signal] = {
-            "entropy": float(entropy(logits).mean()),
-            "evidence": float(evidence),
-            "label_shift": float(evidence.sigmoid()),
+            "entropy": -float((np.exp(logits) * logits).sum(axis=-1).mean()),
+            "evidence": evidence,
+            "label_shift": math.exp(log_sigmoid(evidence)),
             "prior": tuple(prior.tolist()),
             "restarted": float(self._restarts(drift)),
-            "shift": float((prior - source.prior).abs().sum() / 2),
+            "shift": float(np.abs(prior - source.shares).sum() / 2),
             "shrink": tuple(full.strengths.tolist()),
             **drift,
         }
         frozen = None if source.widths else plain.logits
         features = full.features
-        answer, uncorrected = logits.to(features.dtype), uncorrected.to(features.dtype)
-        return Step(answer, state.next(new.pack()), signals, frozen, features, uncorrected)
+        answer, before_prior = (torch.from_numpy(each).to(features) for each in (logits, uncorrected))
+        return Step(answer, state.next(new.pack()), signals, frozen, features, before_prior)

@@ -1,18 +1,19 @@
 """What `balanced` estimates of a client without labels: class prior, evidence of label shift, drift.
 
-Equations are numbered in the docstring of `Balanced`.
+Equations are numbered in the docstring of `Balanced`. Few numbers are involved, so all of it is computed on the host.
 """
 
-import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+import math
 
+import numpy as np
+
+from acclimate_adapters.functional import Numbers, log_softmax
 from acclimate_adapters.moments import TINY
 
 
 def map_em(
-    log_p: Tensor, earlier: Tensor, rows: float, prior: Tensor, pseudo_rows: float, steps: int
-) -> tuple[Tensor, Tensor]:
+    log_p: Numbers, earlier: Numbers, rows: float, prior: Numbers, pseudo_rows: float, steps: int
+) -> tuple[Numbers, Numbers]:
     """Maximum a posteriori estimate of a client's prior by EM (5).
 
     Args:
@@ -28,16 +29,16 @@ def map_em(
     """
     total = rows + len(log_p) + pseudo_rows
     known = (earlier + pseudo_rows * prior) / total
-    likelihood = log_p.exp() / prior  # [B, K], up to a row constant
+    likelihood = np.exp(log_p) / prior  # [B, K], up to a row constant
     columns = likelihood.T / total
     p = known * (total / (rows + pseudo_rows))
     for _ in range(steps):
-        p = torch.addcmul(known, p, columns @ (likelihood @ p).reciprocal())
-    return p, torch.log_softmax(log_p + (p / prior).log(), dim=-1)
+        p = known + p * columns.dot(np.reciprocal(likelihood.dot(p)))
+    return p, log_softmax(log_p + np.log(p / prior))
 
 
-def label_shift_evidence(posterior: Tensor, rows: float, prior: Tensor, concentration: float) -> Tensor:
-    """Log Bayes factor [] of some class mix against the training prior, in double precision on the CPU (6).
+def label_shift_evidence(posterior: Numbers, rows: float, prior: Numbers, concentration: float) -> float:
+    """Log Bayes factor of some class mix against the training prior (6).
 
     Args:
         posterior: q [K], mean over a client's rows.
@@ -45,18 +46,24 @@ def label_shift_evidence(posterior: Tensor, rows: float, prior: Tensor, concentr
         prior: p_s [K], positive, sum 1.
         concentration: `gate_concentration`.
     """
-    prior = prior.cpu().double()
-    counts, alpha = rows * posterior.cpu().double(), concentration * len(prior) * prior
-    mixes = torch.lgamma(alpha.sum()) - torch.lgamma(counts.sum() + alpha.sum())
-    return mixes + (torch.lgamma(counts + alpha) - torch.lgamma(alpha) - counts * prior.log()).sum()
+    counts, alpha = rows * posterior, concentration * len(prior) * prior
+    mixes = math.lgamma(alpha.sum()) - math.lgamma(counts.sum() + alpha.sum())
+    classes = sum(math.lgamma(c + a) - math.lgamma(a) for c, a in zip(counts.tolist(), alpha.tolist(), strict=True))
+    return float(mixes + classes - counts.dot(np.log(prior)))
 
 
-def prediction_drift(batch: Tensor, before: Tensor) -> Tensor:
-    """1 - cosine [] of two mean posteriors [K] (8)."""
-    return 1 - F.cosine_similarity(batch, before, dim=0)
+def log_sigmoid(x: float) -> float:
+    """Logarithm of 1 / (1 + exp(-x))."""
+    return -float(np.logaddexp(0.0, -x))
 
 
-def style_distance(batch: Tensor, before: Tensor, row_variance: Tensor) -> Tensor:
+def prediction_drift(batch: Numbers, before: Numbers) -> float:
+    """1 - cosine of two mean posteriors [K] (8)."""
+    return 1 - float(batch.dot(before)) / math.sqrt(float(batch.dot(batch)) * float(before.dot(before)))
+
+
+def style_distance(batch: Numbers, before: Numbers, row_variance: Numbers) -> float:
     """Mean over channels of (batch - before)^2 / omega, all [c]; channels without variance count as 0 (8)."""
-    distance = (batch - before).square() / row_variance
-    return torch.where(row_variance > TINY, distance, 0.0).mean()
+    varies = row_variance > TINY
+    distance = np.divide(np.square(batch - before), row_variance, out=np.zeros_like(row_variance), where=varies)
+    return float(distance.mean())

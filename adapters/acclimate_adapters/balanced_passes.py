@@ -9,16 +9,18 @@ they are written to be few: what the layers have in common is computed for all o
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import InputError
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.functional import Numbers, log_softmax, numbers
+from acclimate_adapters.model import FrozenModel, require_finite
 from acclimate_adapters.moments import TINY, Layer, SourceMoments, by_layer, row_sums
-from acclimate_adapters.priors import log_posteriors
 from acclimate_adapters.probes import Norm
 from acclimate_adapters.stem import Stem
 
@@ -39,11 +41,11 @@ class Rows(NamedTuple):
         """
         if len({x.shape[1:] for x in batches}) > 1:
             raise InputError(f"batches that are run together must be of one shape, not {[[*x.shape] for x in batches]}")
-        sizes = torch.tensor([len(x) for x in batches])
-        client = torch.arange(len(batches)).repeat_interleave(sizes)
-        share = F.one_hot(client, len(batches)).T.to(like.dtype) / sizes.unsqueeze(-1)
+        clients, sizes = np.arange(len(batches)), np.array([len(x) for x in batches])
+        client = clients.repeat(sizes)
+        share = np.equal.outer(clients, client) / sizes[:, None]
         x = torch.cat(list(batches)) if len(batches) > 1 else batches[0]
-        return cls(x, client.to(like.device), share.to(like.device))
+        return cls(x, torch.from_numpy(client).to(like.device), torch.from_numpy(share).to(like))
 
 
 class Terms(NamedTuple):
@@ -60,7 +62,7 @@ class Answer(NamedTuple):
     """What a pass yields for one client."""
 
     logits: Tensor  # [B, K]
-    log_p: Tensor  # [B, K], in single precision at least
+    log_p: Numbers  # [B, K]
     features: Tensor  # [B, d]
     moments: Tensor  # [2, C], with the batch; those before it for a layer that did not run
     first: Tensor  # [c], mean a of the batch at the first layer that ran; empty without layers
@@ -84,37 +86,54 @@ class Passed(NamedTuple):
         Raises:
             NumericalError: a logit is not finite.
         """
-        sizes = [len(x) for x in batches]
-        by_row = (torch.split(t, sizes) for t in (self.logits, log_posteriors(self.logits), self.features))
-        by_client = self.moments.unbind(1), self.first.unbind(0), self.strengths.unbind(1)
-        return [Answer._make((*part, self.layers)) for part in zip(*by_row, *by_client, strict=True)]
+        logits = numbers(self.logits)
+        if not np.isfinite(logits).all():
+            require_finite(self.logits)
+        log_p, answers, end = log_softmax(logits), [], 0
+        for k, x in enumerate(batches):
+            rows, end = slice(end, end + len(x)), end + len(x)
+            of_rows = self.logits[rows], log_p[rows], self.features[rows]
+            answers.append(Answer(*of_rows, self.moments[:, k], self.first[k], self.strengths[:, k], self.layers))
+        return answers
+
+
+Run: TypeAlias = Callable[[Terms], Passed]
+"""One pass, without gradient, over rows that are already known."""
+AtFirst: TypeAlias = Callable[[Tensor], Tensor]
+"""Is shown the input of the first BatchNorm layer, where statistics begin to matter, and gives what the layer takes."""
 
 
 class Passes(Protocol):
     """How the network is run."""
 
-    def __call__(self, rows: Rows, terms: Terms) -> Passed:
-        """One pass, without gradient."""
+    def __call__(self, rows: Rows) -> Run:
+        """Get ready for passes over these rows, which share what comes before the first BatchNorm layer."""
         ...
 
 
 class TorchPasses:
-    """Runs the frozen model; passes over the same rows share what comes before the first BatchNorm layer."""
+    """Runs the frozen model."""
 
     def __init__(self, model: FrozenModel, source: SourceMoments) -> None:
-        self._model, self._source, self._stem = model, source, Stem()
+        self._model, self._source = model, source
 
-    def __call__(self, rows: Rows, terms: Terms) -> Passed:
-        """As `Passes`; raises InputError as `FrozenModel.run`."""
-        with ExitStack() as stem, torch.no_grad():
-            stem.enter_context(self._stem)
-            return bent_pass(self._model, self._source, rows, terms, stem.close)
+    def __call__(self, rows: Rows) -> Run:
+        """As `Passes`; the pass raises InputError as `FrozenModel.run`."""
+        return partial(self._run, rows, Stem())
+
+    def _run(self, rows: Rows, stem: Stem, terms: Terms) -> Passed:
+        with ExitStack() as stack, torch.no_grad():
+            stack.enter_context(stem)
+
+            def leave(x: Tensor) -> Tensor:
+                stack.close()
+                return x
+
+            return bent_pass(self._model, self._source, rows, terms, leave)
 
 
-def bent_pass(
-    model: FrozenModel, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: Callable[[], None]
-) -> Passed:
-    """One pass of the frozen model with bent statistics; `at_first_layer` is called where they begin to matter."""
+def bent_pass(model: FrozenModel, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: AtFirst) -> Passed:
+    """One pass of the frozen model with bent statistics."""
     bend = Bend(source, rows, terms, at_first_layer)
     answer = model.run(rows.x, normalise=bend)
     ran = bend.strengths
@@ -132,7 +151,7 @@ class Bend:
         first: mean a [G, c] of the batch at the first of them.
     """
 
-    def __init__(self, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: Callable[[], None]) -> None:
+    def __init__(self, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: AtFirst) -> None:
         self.strengths: dict[str, Tensor] = {}
         self.first = terms.most.new_zeros(terms.most.shape[0], 0)
         self._source, self._rows, self._terms, self._at_first_layer = source, rows, terms, at_first_layer
@@ -149,9 +168,10 @@ class Bend:
 
     def __call__(self, norm: Norm, x: Tensor) -> Tensor:
         """Normalise x [R, c, ...]."""
+        if not self.strengths:
+            x = self._at_first_layer(x)
         layer, (a, b, pixels) = self._source.layers[norm.name], row_sums(x)
         if not self.strengths:
-            self._at_first_layer()
             self.first = self._rows.share @ a / pixels
         without_a, without_b = self._without_batch[norm.name]
         d1 = torch.addmm(without_a, self._share, a, alpha=1 / pixels)

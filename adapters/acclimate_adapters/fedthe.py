@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity, one_hot
 from acclimate_adapters.adapter import Signal, Step
 from acclimate_adapters.fedthe_enrolment import enrol, enrolled, global_descriptor, train_head
 from acclimate_adapters.fedthe_examples import Examples
-from acclimate_adapters.functional import class_labels, entropy, single
+from acclimate_adapters.functional import class_labels, entropy, numbers, single
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.learning import Labelled
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
@@ -210,7 +210,7 @@ def head_weight(
         steps, lr: of Adam.
     """
     z_g, z_l, s, aligning = (
-        np.ascontiguousarray(t.cpu().double().numpy().T)  # [K, B], whose sums over classes are sums of rows
+        np.ascontiguousarray(numbers(t).T)  # [K, B], whose sums over classes are sums of rows
         for t in (global_logits, personal_logits, similarity, (1 - similarity) * gap)
     )
     d, ones = z_g - z_l, np.ones(len(z_g))

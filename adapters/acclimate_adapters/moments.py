@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import ConfigurationError, MissingSource
-from acclimate_adapters.functional import class_labels, single
+from acclimate_adapters.functional import Numbers, class_labels, numbers, single
 from acclimate_adapters.model import FrozenModel
 from acclimate_adapters.priors import source_prior
 from acclimate_adapters.probes import STATISTICS, Norm
@@ -34,12 +34,23 @@ def row_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
     if pixels == 1:
         rows = x.flatten(1)
         return rows, rows * rows, 1
-    squares, space = x * x, [*range(2, x.dim())]
     if pixels > FEW or not x.is_contiguous():
-        return x.sum(space), squares.sum(space), pixels
+        return x.sum([*range(2, x.dim())]), _sums_of_squares(x), pixels
     ones = x.new_ones(pixels, 1)
-    a, b = ((side.reshape(-1, pixels) @ ones).view(x.shape[:2]) for side in (x, squares))
+    a, b = ((side.reshape(-1, pixels) @ ones).view(x.shape[:2]) for side in (x, x * x))
     return a, b, pixels
+
+
+def _sums_of_squares(x: Tensor) -> Tensor:
+    """Sums over space [B, c].
+
+    In a graph line by line: there the squares of all pixels would be written to memory and pass from core to core, and
+    a single sum over all of them would round worse.
+    """
+    if not torch.compiler.is_exporting():
+        return (x * x).sum([*range(2, x.dim())])
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return (norms * norms).reshape(*x.shape[:2], -1).sum(-1)
 
 
 def row_moments(x: Tensor) -> Tensor:
@@ -66,6 +77,7 @@ class SourceMoments:
 
     Args:
         prior: p_s [K], sum 1.
+        shares: the same on the host.
         widths: channels of each layer; none without BatchNorm.
         by_class: [2, K, C], mu_k and s_k: mean moments of the rows of each class.
         overall: M1 and M2 [2, C], their mean under the prior.
@@ -75,6 +87,7 @@ class SourceMoments:
     """
 
     prior: Tensor
+    shares: Numbers
     widths: Mapping[str, int]
     by_class: Tensor
     overall: Tensor
@@ -105,7 +118,7 @@ class SourceMoments:
         noise = by_layer(row_variance * precision, widths)
         eta = torch.stack([part.sum() for part in noise.values()]) if noise else prior.new_zeros(0)
         layers = _layers(model, widths, overall[0], variance, precision)
-        return cls(prior, widths, by_class, overall, row_variance, eta, layers)
+        return cls(prior, numbers(prior), widths, by_class, overall, row_variance, eta, layers)
 
     def columns(self, layer: str) -> slice:
         """Where the channels of a layer are among those of all."""

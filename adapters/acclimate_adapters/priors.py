@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Signal, Step
-from acclimate_adapters.functional import entropy, single
+from acclimate_adapters.functional import entropy, numbers, single
 from acclimate_adapters.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
@@ -101,11 +101,11 @@ def maximise_likelihood(
         tolerance: stops after a step that changed q by less than this in L1.
         known: [K], weighted counts of labelled rows, which the M-step adds; see `learning`.
     """
-    q = source.cpu().double().numpy()
-    log_likelihood = log_p.cpu().double().numpy() - np.log(q)  # [n, K], log p(x_i|k) up to a row constant
+    q = numbers(source)
+    log_likelihood = numbers(log_p) - np.log(q)  # [n, K], log p(x_i|k) up to a row constant
     most = log_likelihood.max(axis=1)
     likelihood = np.exp(log_likelihood - most[:, None]) + TINY
-    labelled = 0.0 if known is None else known.cpu().double().numpy()
+    labelled = 0.0 if known is None else numbers(known)
     total = len(likelihood) + float(np.sum(labelled))
     columns, labelled = likelihood.T / total, labelled / total
     ones, change, taken = np.ones_like(q), math.inf, 0

@@ -7,7 +7,7 @@ from acclimate_adapters import FrozenModel, create, missing
 from acclimate_adapters.moments import layer_widths
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import GraphError
-from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH
+from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
 from acclimate_store.versions import next_version, publish, renewed
 
 NEEDED = "onnxruntime", "onnx", "onnxscript"
@@ -16,7 +16,8 @@ NEEDED = "onnxruntime", "onnx", "onnxscript"
 def add_onnx(catalogue: Catalogue, key: BundleKey, version: str | None, progress: Callable[[str], None]) -> BundleKey:
     """Export the passes of a model and publish the bundle with them, which replace any it had.
 
-    They are `frozen.onnx` and, where a model has the BatchNorm layers and class moments for it, `balanced.onnx`.
+    They are `frozen.onnx` and, where a model has the BatchNorm layers and class moments for them, those of
+    `balanced`.
 
     Args:
         catalogue: of the store.
@@ -52,12 +53,12 @@ def export_graphs(model: FrozenModel, shape: Sequence[int], progress: Callable[[
     Raises:
         GraphError: it cannot be exported.
     """
-    from acclimate_store.balanced_onnx import export_balanced  # both need an extra
+    from acclimate_store.balanced_onnx import export_balanced, export_stem  # they need an extra
     from acclimate_store.frozen_onnx import export_frozen
 
     exports = {FROZEN_GRAPH: export_frozen}
     if layer_widths(model) and not missing(create("balanced"), model):
-        exports[BALANCED_GRAPH] = export_balanced
+        exports |= {STEM_GRAPH: export_stem, BALANCED_GRAPH: export_balanced}
     graphs = {}
     for file, export in exports.items():
         progress(f"exporting {file}")

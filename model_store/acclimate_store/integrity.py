@@ -11,8 +11,9 @@ MODEL_FILE = "model.safetensors"
 SOURCE_FILE = "source.safetensors"
 SOURCE_RECORD_FILE = "source.json"
 REQUIRED_FILES = (MODEL_FILE, SOURCE_FILE, SOURCE_RECORD_FILE)
-FROZEN_GRAPH, BALANCED_GRAPH = "frozen.onnx", "balanced.onnx"
-GRAPHS = (FROZEN_GRAPH, BALANCED_GRAPH)
+FROZEN_GRAPH = "frozen.onnx"
+STEM_GRAPH, BALANCED_GRAPH = "balanced_stem.onnx", "balanced.onnx"
+GRAPHS = (FROZEN_GRAPH, STEM_GRAPH, BALANCED_GRAPH)
 """Files that a bundle may have: the passes of its very model for ONNX Runtime."""
 
 

@@ -166,8 +166,8 @@ class Manifest(Record):
 
     `architecture` is a registry name such as `acclimate:shallow_cnn` or `torchvision:resnet18`, or an import path
     `module:callable` that the operator allows; it is called with `architecture_options`. `classifier` is the module
-    name of the last layer. `files` maps every other file of the bundle to its sha256; `frozen.onnx` and
-    `balanced.onnx` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
+    name of the last layer. `files` maps every other file of the bundle to its sha256; those of
+    `integrity.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
     `provenance` says in words how the bundle was made.
     """
 

@@ -166,7 +166,7 @@ def test_a_dead_channel_changes_nothing(small_net: Nets, small_model: Models, fo
         steps = follow("balanced", model, [rows.to(dtype) for rows in (small_rows(80, seed=1)[0] * 1.3).split(20)])
         assert sound(steps)
         assert not any(step.signals["restarted"] for step in steps)
-    assert float(style_distance(double(1, 3), double(1, 1), double(0, 4))) == 0.5
+    assert style_distance(*map(np.array, ([1.0, 3.0], [1.0, 1.0], [0.0, 4.0]))) == 0.5
 
 
 def test_values_beyond_single_precision_are_an_error_and_the_guard_answers_with_the_frozen_model(

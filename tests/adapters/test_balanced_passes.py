@@ -38,7 +38,7 @@ def pass_over(model: FrozenModel, x: Tensor, **changes: Tensor | None) -> Passed
     source = SourceMoments.of(model)
     nothing, one = torch.zeros_like(source.overall).unsqueeze(1), source.prior.new_ones(1)
     terms = Terms(source.overall.unsqueeze(1), nothing, one, one, None)._replace(**changes)
-    return TorchPasses(model, source)(Rows.of([x], source.prior), terms)
+    return TorchPasses(model, source)(Rows.of([x], source.prior))(terms)
 
 
 def test_equation_4_james_stein_factor() -> None:

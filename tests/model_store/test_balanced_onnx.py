@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, Source, State, Step
 from acclimate_adapters.balanced import Balanced
+from acclimate_adapters.moments import source_moments
 from acclimate_store import Bundle, Catalogue, GraphError, load_streams
-from acclimate_store.balanced_onnx import OnnxPasses, export_balanced
+from acclimate_store.balanced_onnx import OnnxPasses, export_balanced, export_stem
 
 STORE = Path(__file__).parents[2] / "model_store"
 SIZES = (20, 1, 7)
@@ -25,13 +26,14 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def graph(bundle: Bundle) -> bytes:
-    return export_balanced(bundle.model, bundle.manifest.input.shape)
+def graphs(bundle: Bundle) -> tuple[bytes, bytes]:
+    shape = bundle.manifest.input.shape
+    return export_stem(bundle.model, shape), export_balanced(bundle.model, shape)
 
 
 @pytest.fixture(scope="module")
-def passes(bundle: Bundle, graph: bytes) -> OnnxPasses:
-    return OnnxPasses(graph, bundle.model, threads=1)
+def passes(bundle: Bundle, graphs: tuple[bytes, bytes]) -> OnnxPasses:
+    return OnnxPasses(*graphs, bundle.model, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +76,47 @@ def test_state_of_either_is_that_of_the_other(bundle: Bundle, passes: OnnxPasses
     assert_alike(both[:1], both[1:])
 
 
-def test_a_graph_of_another_model_is_refused(bundle: Bundle, graph: bytes) -> None:
+def test_a_graph_of_another_model_is_refused(bundle: Bundle, graphs: tuple[bytes, bytes]) -> None:
     net = nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(2), head=nn.Linear(2, 2))).eval()
     other = FrozenModel.from_module(net, classifier="head", source=Source(prior=torch.full((2,), 0.5)))
     with pytest.raises(GraphError, match=f"that of model {bundle.model.content_hash}, not of {other.content_hash}"):
-        OnnxPasses(graph, other)
+        OnnxPasses(*graphs, other)
+
+
+class Skipping(nn.Module):
+    """A network that goes on with what it gave to its first layer, which it writes to, and comes back to its images."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = first, nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3, padding=1)
+        self.last, self.head = nn.BatchNorm2d(2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = self.second(self.norm(y).relu())
+        y = y.clone() if y is x else y
+        y.mul_(2)
+        features: Tensor = self.last(z + y + x).relu().mean((2, 3))
+        return self.head(features)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("first", [nn.Conv2d(2, 2, 3, padding=1), nn.Identity()], ids=["convolution", "nothing"])
+def test_whatever_a_network_does_with_its_stem_it_answers_as_in_torch(first: nn.Module) -> None:
+    torch.manual_seed(0)
+    net, prior = Skipping(first).eval(), torch.full((3,), 1 / 3)
+    rows = torch.rand(60, 2, 6, 6), torch.arange(60) % 3
+    bare = FrozenModel.from_module(net, classifier="head", source=Source(prior=prior))
+    source = Source(prior=prior, moments=source_moments(bare, [rows]))
+    model = FrozenModel.from_module(net, classifier="head", source=source)
+    passes = OnnxPasses(export_stem(model, (2, 6, 6)), export_balanced(model, (2, 6, 6)), model, threads=1)
+    adapter, batches = Balanced(), [torch.rand(n, 2, 6, 6) + shift for n, shift in ((20, 0.5), (3, -0.5))]
+    states = [adapter.init(model) for _ in batches]
+    assert_alike(*(adapter.step_many(model, states, batches, by) for by in (None, passes)))
 
 
 def test_a_network_without_batch_norm_has_no_such_graph() -> None:
     net = nn.Sequential(OrderedDict(flat=nn.Flatten(), head=nn.Linear(4, 2)))
     model = FrozenModel.from_module(net, classifier="head", source=Source(prior=torch.full((2,), 0.5)))
-    with pytest.raises(GraphError, match="no BatchNorm layer to bend"):
-        export_balanced(model, (1, 2, 2))
+    for export in (export_stem, export_balanced):
+        with pytest.raises(GraphError, match="no BatchNorm layer to bend"):
+            export(model, (1, 2, 2))
