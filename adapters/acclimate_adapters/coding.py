@@ -66,7 +66,7 @@ def scale(model: FrozenModel, module: str) -> float:
 
 
 def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
-    """Serialise; equal states give equal bytes.
+    """Serialise; equal states give equal bytes, whatever the order of their tensors.
 
     Tensors of another type than float32, and those with numbers that are not finite or above 2^56, stay exact.
 
@@ -76,7 +76,8 @@ def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
             stored as `State.to_bytes` does it. The table adds some 40 bytes for each tensor.
         weights: `sensitivity` of its adapter.
     """
-    coded = {name: t for name, t in state.tensors.items() if name in weights and t.dtype is torch.float32 and t.numel()}
+    named = sorted(state.tensors.items())
+    coded = {name: t for name, t in named if name in weights and t.dtype is torch.float32 and t.numel()}
     if budget >= 1 or not coded:
         return state.to_bytes()
     measured = [measure(_numbers(tensor), weights[name]) for name, tensor in coded.items()]

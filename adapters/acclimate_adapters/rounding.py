@@ -19,6 +19,8 @@ _RUN: Final = 1 << 15
 """Numbers per turn of the loop: what fits the cache of a core. A multiple of `BLOCK`."""
 _MANTISSA: Final = 23
 _BIAS: Final = 127
+_SIZE: Final = np.uint32((1 << 31) - 1)
+"""The bits of a number but for its sign."""
 _HUGE: Final = np.float32(2.0**56)
 """From here on numbers are not rounded: sums of thousands of their squares would overflow."""
 
@@ -35,16 +37,20 @@ class Dither:
 
 
 def block_maxima(x: Floats) -> Floats:
-    """Largest absolute value of each block of x [N]; the last block may be short."""
+    """Largest absolute value of each block of x [N]; the last block may be short.
+
+    Without their signs, floats are ordered as the integers of the same bits are, NaN above all others, and NumPy
+    reduces short rows of integers three times as fast as rows of floats.
+    """
     full = len(x) // BLOCK * BLOCK
-    maxima = np.empty(-(-len(x) // BLOCK), np.float32)
+    maxima = np.empty(-(-len(x) // BLOCK), np.uint32)
     for start in range(0, full, _RUN):
         stop = min(start + _RUN, full)
-        blocks = x[start:stop].reshape(-1, BLOCK)
-        np.maximum(blocks.max(axis=1), -blocks.min(axis=1), out=maxima[start // BLOCK : stop // BLOCK])
+        sizes = x[start:stop].view(np.uint32) & _SIZE
+        sizes.reshape(-1, BLOCK).max(axis=1, out=maxima[start // BLOCK : stop // BLOCK])
     if full < len(x):
-        maxima[-1] = np.abs(x[full:]).max()
-    return maxima
+        maxima[-1] = (x[full:].view(np.uint32) & _SIZE).max()
+    return maxima.view(np.float32)
 
 
 def exponents(maxima: Floats, bits: int) -> Bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import platform
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from functools import lru_cache
 from typing import Final
 
@@ -35,6 +36,7 @@ class AdapterMachine:
         configurations: Configurations,
         worker: Worker,
         telemetry: Telemetry,
+        background: Executor,
         *,
         exact_above: int,
         state_budget: float = 1.0,
@@ -43,6 +45,7 @@ class AdapterMachine:
 
         Args:
             bundle, configurations, worker, telemetry: of the service.
+            background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
             state_budget: as in `Settings`.
@@ -51,6 +54,7 @@ class AdapterMachine:
         self._configurations = configurations
         self._worker = worker
         self._steps = Steps(bundle, configurations, telemetry)
+        self._background = background
         self._exact_above = exact_above
         self._state_budget = state_budget
         self._weights = lru_cache(_WEIGHED)(self._weigh)
@@ -80,11 +84,12 @@ class AdapterMachine:
             return take_labels(adapter, self._bundle, state, batch)
         return await self._worker.run(lambda: take_labels(adapter, self._bundle, state, batch), start)
 
-    async def serialise(self, state: Adapted) -> bytes:
+    async def serialise(self, state: Adapted, *, awaited: bool = True) -> bytes:
         """The bytes of a state and its record, without the configuration."""
         if self.size(state) <= _QUICK:
             return self._pack(state)
-        return await asyncio.to_thread(self._pack, state)
+        executor = None if awaited else self._background
+        return await asyncio.get_running_loop().run_in_executor(executor, self._pack, state)
 
     async def deserialise(self, config: str, data: bytes) -> Adapted:
         """The state that `serialise` wrote, rounded as the budget of its writer asked for."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,7 @@ from acclimate_service.state.pools import Pools
 from acclimate_service.state_metrics import StateMetrics
 from acclimate_service.switching import Beginnings, Duels
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.threads import pool
+from acclimate_service.threads import background, pool
 from acclimate_service.worker import Worker
 from acclimate_store import Bundle
 
@@ -109,6 +110,7 @@ class _Ground:
     limits: Limits
     telemetry: Telemetry
     worker: Worker
+    background: Executor
     bundle: Bundle
     configurations: Configurations
     link: Link
@@ -169,6 +171,7 @@ async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
     asyncio.get_running_loop().set_default_executor(pool())
     worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
     stack.callback(worker.close)
+    spare = stack.enter_context(background())
     bundle = await worker.run(lambda: load_bundle(settings), always)
     configurations = configurations_of(settings, bundle.model)
     url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
@@ -177,7 +180,8 @@ async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
     store = StateStore(wire, limits)
     stack.push_async_callback(store.aclose)
     facts = await check(wire, override=settings.redis_override)
-    return _Ground(stack, settings, limits, Telemetry(), worker, bundle, configurations, link, wire, store, facts)
+    running = (Telemetry(), worker, spare)
+    return _Ground(stack, settings, limits, *running, bundle, configurations, link, wire, store, facts)
 
 
 def _private_redis(settings: Settings) -> EmbeddedRedis:
@@ -186,7 +190,7 @@ def _private_redis(settings: Settings) -> EmbeddedRedis:
 
 def _machine(ground: _Ground) -> AdapterMachine:
     return AdapterMachine(
-        *(ground.bundle, ground.configurations, ground.worker, ground.telemetry),
+        *(ground.bundle, ground.configurations, ground.worker, ground.telemetry, ground.background),
         exact_above=ground.settings.inline_max,
         state_budget=ground.settings.state_budget,
     )

@@ -1,11 +1,17 @@
 """How many threads torch takes for one operation: that depends on the thread that asks, and on the work."""
 
+import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
 import torch
+
+_YIELDING: Final = 5
+"""How much nicer than others: beside two busy threads on two cores it gets a quarter of one, and is not starved."""
 
 
 def take_threads(number: int) -> None:
@@ -32,3 +38,18 @@ def one_thread() -> Iterator[None]:
 def pool() -> ThreadPoolExecutor:
     """Threads for reading and writing images and states, in each of which torch uses no other."""
     return ThreadPoolExecutor(thread_name_prefix="acclimate-pool", initializer=partial(take_threads, 1))
+
+
+def background() -> ThreadPoolExecutor:
+    """One thread for what nobody waits for, which leaves the cores to others where they want them.
+
+    A step in torch has its threads wait for each other at every operation: on two cores, one that runs beside them at
+    the same priority makes it take twice as long.
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix="acclimate-background", initializer=_step_back)
+
+
+def _step_back() -> None:
+    take_threads(1)
+    if sys.platform == "linux":  # where it is the calling thread's own; elsewhere it would be the whole process
+        os.nice(_YIELDING)

@@ -115,6 +115,8 @@ def test_numbers_of_any_size_that_can_be_rounded_keep_their_direction(size):
 def test_equal_states_give_equal_bytes(state, weights):
     assert len({encode(state, 0.125, weights) for _ in range(3)}) == 1
     assert encode(replace(state, step=state.step + 1), 0.125, weights) != encode(state, 0.125, weights)
+    turned = replace(state, tensors=dict(reversed(state.tensors.items())))
+    assert encode(turned, 0.125, weights) == encode(state, 0.125, weights)
 
 
 def test_without_a_budget_or_a_sensitivity_the_bytes_are_those_of_the_exact_state(state, weights, model):

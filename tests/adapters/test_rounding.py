@@ -76,6 +76,12 @@ def test_numbers_without_a_scale_are_told_apart(number):
     assert not representable(block_maxima(x))
 
 
+@given(x=arrays(np.float32, st.integers(1, 200), elements=st.floats(width=32)))
+def test_the_maximum_of_a_block_is_its_largest_absolute_value_or_what_is_no_number(x):
+    expected = [np.abs(x[start : start + BLOCK]).max() for start in range(0, len(x), BLOCK)]
+    np.testing.assert_array_equal(block_maxima(x), np.array(expected, np.float32))
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_data_of_another_length_are_refused(bits):
     x = np.ones(100, np.float32)

@@ -1,6 +1,9 @@
 """Torch's threads: each thread of the service has its own number, and steps that torch has little part in take one."""
 
 import asyncio
+import os
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from acclimate_service.service import open_service
 from acclimate_service.settings import Settings
 from acclimate_service.steps import Job, Steps
 from acclimate_service.telemetry import Telemetry
-from acclimate_service.threads import one_thread, pool, take_threads
+from acclimate_service.threads import background, one_thread, pool, take_threads
 from acclimate_store import Bundle, Catalogue
 
 BUNDLES = Path(__file__).parents[2] / "model_store/bundles"
@@ -44,6 +47,19 @@ def test_threads_of_the_pool_are_held_to_one_whatever_is_set_when_they_begin():
         assert threads.submit(torch.get_num_threads).result() == 1
         torch.set_num_threads(2)
         assert threads.submit(torch.get_num_threads).result() == 1
+
+
+def priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_work_in_the_background_yields_to_all_other_work():
+    before = priority()
+    with background() as threads:
+        assert threads.submit(priority).result() > before
+        assert threads.submit(torch.get_num_threads).result() == 1
+    assert priority() == before
 
 
 async def test_what_a_service_does_beside_its_steps_is_held_to_one(tmp_path: Path):

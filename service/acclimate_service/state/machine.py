@@ -41,8 +41,13 @@ class Machine(Protocol[S]):
         """
         ...
 
-    async def serialise(self, state: S) -> bytes:
-        """The bytes of a state; they do not name its configuration."""
+    async def serialise(self, state: S, *, awaited: bool = True) -> bytes:
+        """The bytes of a state; they do not name its configuration.
+
+        Args:
+            state: the state.
+            awaited: False if steps are to go before it.
+        """
         ...
 
     async def deserialise(self, config: str, data: bytes) -> S:

@@ -1,7 +1,7 @@
 """Snapshots of a state whose journal grows, taken beside the batches that go on."""
 
 import asyncio
-from typing import Generic
+from typing import Final, Generic
 
 from acclimate_service.state.context import Context
 from acclimate_service.state.held import Held
@@ -9,6 +9,9 @@ from acclimate_service.state.journal_records import Fenced, Flipped, Stale
 from acclimate_service.state.machine import S
 from acclimate_service.state.records import Conflict, Gone
 from acclimate_service.state.tasks import Tasks
+
+_RECENT: Final = 8
+"""Steps that the mean of their times is about."""
 
 
 class Snapshotter(Generic[S]):
@@ -23,9 +26,9 @@ class Snapshotter(Generic[S]):
         self._step_seconds = 0.0
 
     def measure(self, seconds: float) -> None:
-        """Learn how long a step takes."""
-        self._steps += 1
-        self._step_seconds += seconds
+        """Learn how long a step takes these days: a machine that was slow for a while is not held to be so for ever."""
+        self._steps = min(self._steps + 1, _RECENT)
+        self._step_seconds += (seconds - self._step_seconds) / self._steps
 
     def consider(self, held: Held[S]) -> None:
         """Take a snapshot of this state if one is due, and one more if need be once the client has been idle."""
@@ -51,7 +54,7 @@ class Snapshotter(Generic[S]):
     async def now(self, held: Held[S]) -> bool:
         """Take a snapshot of this state, unless there is one; False if that failed."""
         await self.finish()
-        return await self._begin(held)
+        return await self._begin(held, awaited=True)
 
     async def finish(self) -> None:
         """Wait for the snapshot that is being taken, if one is."""
@@ -60,33 +63,33 @@ class Snapshotter(Generic[S]):
 
     def _due(self, held: Held[S]) -> bool:
         limits, entries = self._context.limits, len(held.track.sizes)
-        replay_ms = entries * 1000 * self._step_seconds / max(1, self._steps)
+        replay_ms = entries * 1000 * self._step_seconds
         return (
             entries >= limits.snapshot_entries
             or replay_ms >= limits.snapshot_replay_ms
             or held.track.nbytes >= self._context.machine.size(held.state)
         )
 
-    def _begin(self, held: Held[S]) -> asyncio.Task[bool]:
+    def _begin(self, held: Held[S], *, awaited: bool = False) -> asyncio.Task[bool]:
         if self._running is None:
-            self._running = self._tasks.start(self._attempt(held))
+            self._running = self._tasks.start(self._attempt(held, awaited))
             self._running.add_done_callback(self._ended)
         return self._running
 
     def _ended(self, _: asyncio.Task[bool]) -> None:
         self._running = None
 
-    async def _attempt(self, held: Held[S]) -> bool:
+    async def _attempt(self, held: Held[S], awaited: bool) -> bool:
         if held.track.base >= held.seq:
             return True
         try:
-            nbytes = 0 if held.track.stale else await self._take(held)
+            nbytes = 0 if held.track.stale else await self._take(held, awaited)
         except Exception:
             nbytes = 0  # nothing is lost: the journal has it all
         self._context.observer.snapshot(nbytes > 0, nbytes)
         return nbytes > 0
 
-    async def _take(self, held: Held[S]) -> int:
+    async def _take(self, held: Held[S], awaited: bool) -> int:
         """Bytes written, 0 if it is not the base now.
 
         State, version and tag come from one frozen record, so the snapshot is never labelled with a later one.
@@ -94,7 +97,8 @@ class Snapshotter(Generic[S]):
         context, track = self._context, held.track
         await context.settle(track, held.seq)
         basis = held.basis
-        state, adapter = await context.machine.serialise(held.state), context.machine.adapter(held.state)
+        state = await context.machine.serialise(held.state, awaited=awaited)
+        adapter = context.machine.adapter(held.state)
         uploaded = await context.store.journal.upload(context.client, context.model, basis, adapter, state)
         if isinstance(uploaded, Conflict | Gone):
             track.stale = True

@@ -173,8 +173,8 @@ async def test_a_snapshot_under_way_does_not_undo_a_change(make_replica):
     machine, gate = Toy(lambda count: LARGE), asyncio.Event()
     replica, serialise = make_replica(machine=machine, snapshot_entries=2), machine.serialise
 
-    async def held_up(state):
-        data = await serialise(state)
+    async def held_up(state, **how):
+        data = await serialise(state, **how)
         if state.config == "{}":
             await gate.wait()
         return data

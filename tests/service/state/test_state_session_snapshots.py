@@ -39,6 +39,17 @@ async def test_a_snapshot_is_taken_when_it_is_due(make_replica, limits: dict[str
     assert await make_replica(LARGE).seen() == (3, answer_after(*payloads, PROBE))
 
 
+async def test_steps_that_were_slow_for_a_while_are_not_held_to_be_so_for_ever(make_replica):
+    pauses = [0.1] * 4
+    machine = Toy(lambda count: LARGE, pause=lambda: pauses.pop() if pauses else 0.0)
+    replica = make_replica(machine=machine, snapshot_replay_ms=350)
+    for number in range(40):
+        await replica.apply(bytes([number]))
+    await wait_for(replica, "snapshot")
+    assert replica.events.count("snapshot") == 1
+    assert (await replica.head()).base == 4
+
+
 async def test_a_snapshot_is_taken_when_the_journal_outweighs_the_state(make_replica):
     replica = make_replica(300, full_max=1)
     await replica.apply(b"x" * 310)
@@ -51,8 +62,8 @@ async def test_batches_go_on_while_a_snapshot_is_taken(make_replica):
     replica = make_replica(machine=machine, snapshot_entries=2)
     serialise = machine.serialise
 
-    async def held_up(state):
-        data = await serialise(state)
+    async def held_up(state, **how):
+        data = await serialise(state, **how)
         await gate.wait()
         return data
 

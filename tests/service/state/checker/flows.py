@@ -91,17 +91,17 @@ async def commit_as_if(
 _take = Snapshotter._take
 
 
-async def take_mislabelled(self: Snapshotter[ToyState], held: Held[ToyState]) -> int:
+async def take_mislabelled(self: Snapshotter[ToyState], held: Held[ToyState], awaited: bool) -> int:
     now = await self._context.store.load(self._context.client, self._context.model)
     if now.life != held.life or now.head is None:
         return 0
-    return await _take(self, replace(held, seq=now.head.seq, tag=now.head.tag))
+    return await _take(self, replace(held, seq=now.head.seq, tag=now.head.tag), awaited)
 
 
-async def take_unsettled(self: Snapshotter[ToyState], held: Held[ToyState]) -> int:
+async def take_unsettled(self: Snapshotter[ToyState], held: Held[ToyState], awaited: bool) -> int:
     owed, held.track.owed = held.track.owed, {}
     try:
-        return await _take(self, held)
+        return await _take(self, held, awaited)
     finally:
         held.track.owed = owed
 

@@ -98,7 +98,7 @@ class Toy:
         state = rework(replace(present.state, config=present.config), content)
         return Change(state.config, state, answer_of(state))
 
-    async def serialise(self, state: ToyState) -> bytes:
+    async def serialise(self, state: ToyState, *, awaited: bool = True) -> bytes:
         if self.refuses():
             raise ToyFailure
         return (state.digest + state.count.to_bytes(8, "big")).ljust(self.size(state), b"\0")
