@@ -1,4 +1,4 @@
-"""An adapter's steps without any serving, as work of a process of its own.
+"""An adapter's guarded steps without any serving, as work of a process of its own.
 
 python -m acclimate_service.bench.cost.floor BUNDLES MODEL ADAPTER RUNTIME
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from acclimate_adapters import create
-from acclimate_adapters.merged import in_torch
+from acclimate_adapters.merged import Work, guarded_steps, in_torch
 from acclimate_service.bench.cost.inputs import noise
 from acclimate_service.bench.cost.remote import local, obey
 from acclimate_service.memory import keep_freed_memory
@@ -21,19 +21,23 @@ from acclimate_store.runtimes import Choice
 
 
 def steps(bundles: Path, name: str, adapter_name: str, runtime: str) -> Callable[[], object]:
-    """One step after the other on a batch of 20 images: normalisation and adapter, on what computes in a service."""
+    """Guarded steps, one after the other, on a batch of 20 images to be normalised, on what computes in a service."""
     bundle = Catalogue(bundles).load(name, "1", runtime=cast("Choice", runtime))
     shape = bundle.manifest.input.shape
     model, _ = fastest(bundle.model, shape)
     adapter = create(adapter_name)
     state, images = adapter.init(model), noise(*shape)
 
-    def work() -> None:
+    def take() -> None:
         nonlocal state
         with nullcontext() if in_torch(adapter, model, bundle.passes) else one_thread():
-            state = adapter.step(model, state, bundle.prepare(images)).state
+            work = Work(adapter, state, bundle.prepare(images), compare=True)
+            (step,) = guarded_steps(model, [work], bundle.passes)
+        if isinstance(step, Exception):
+            raise step
+        state = step.state
 
-    return work
+    return take
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from acclimate_service.bench.cost.inputs import noise
-from acclimate_service.bench.cost.remote import obey
+from acclimate_service.bench.cost.remote import local, obey
 
 
 class Connection:
@@ -60,6 +60,15 @@ class Connection:
         if not received:
             raise SystemExit("the server closed the connection")
         return received
+
+
+def one_by_one(port: int, path: str, shape: tuple[int, ...], times: int) -> list[float]:
+    """Seconds of each of so many requests, one after the other, over one new connection."""
+    connection = Connection(port, path, shape)
+    try:
+        return local(connection.exchange)(times)
+    finally:
+        connection.close()
 
 
 def exchanges(port: int, path: str, shape: tuple[int, ...], number: int, times: int) -> list[float]:

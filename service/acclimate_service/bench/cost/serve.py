@@ -3,14 +3,16 @@
     acclimate bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--json FILE]
 
 A bundle answers the same batch of 20 raw uint8 images in a process of its own and, in turn, in a service on a private
-Redis, through the SDK. The difference of the medians is the price of serving. Both compute in torch, and once more with
-the graphs for ONNX Runtime where the bundle has any, as by default.
+Redis. The difference of the medians is the price of serving; requests are sent over a bare socket, as to LitServe, and
+what the SDK adds to them has a row of its own. Both compute in torch, and once more with the graphs for ONNX Runtime
+where the bundle has any, as by default.
 """
 
 import argparse
 import subprocess
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,7 @@ import torch
 from acclimate_service.bench.cost import peers
 from acclimate_service.bench.cost.bed import over_http, replica
 from acclimate_service.bench.cost.inputs import BUNDLES, noise
+from acclimate_service.bench.cost.load import one_by_one
 from acclimate_service.bench.cost.remote import in_blocks, local, remote
 from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.bench.cost.speed_bed import write_resnet
@@ -62,13 +65,16 @@ def price(
     with ExitStack() as stack:
         served = stack.enter_context(replica(data, **settings))
         steps = stack.enter_context(remote("floor", bundles, model, adapter, runtime))
-        client, batch = served.client, noise(*SHAPES[model])
-        alone, request, live = in_blocks(repeats, steps, local(over_http(served, "bench", batch)), local(client.live))
-    extra = request.median - alone.median
-    report.row("GET live, HTTP alone", live.median, *live.spread, "", "")
+        port, shape = int(served.url.rpartition(":")[2]), SHAPES[model]
+        bare = partial(one_by_one, port, "/clients/bare/predict", shape)
+        by_sdk, live = local(over_http(served, "sdk", noise(*shape))), local(served.client.live)
+        alone, *requests, check = in_blocks(repeats, steps, bare, by_sdk, live)
+    report.row("GET live, HTTP alone", check.median, *check.spread, "", "")
     report.row(f"{adapter} in process, {runtime}", alone.median, *alone.spread, "", "")
-    bound = verdict(extra, TARGET_MS) if adapter in BOUND else ""
-    report.row(f"{adapter} over HTTP, durable, {runtime}", request.median, *request.spread, extra, bound)
+    for how, target, request in zip(("over HTTP", "by the SDK"), (TARGET_MS, None), requests, strict=True):
+        extra = request.median - alone.median
+        bound = verdict(extra, target) if target is not None and adapter in BOUND else ""
+        report.row(f"{adapter} {how}, durable, {runtime}", request.median, *request.spread, extra, bound)
 
 
 def _runtimes(model: str) -> tuple[str, ...]:
