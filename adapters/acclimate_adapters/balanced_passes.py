@@ -97,9 +97,22 @@ class Passed(NamedTuple):
         return answers
 
 
+class Begin(NamedTuple):
+    """What all passes over some rows share: the input of the first BatchNorm layer, and its `row_sums`."""
+
+    x: Tensor  # [R, c, ...]
+    a: Tensor  # [R, c]
+    b: Tensor  # [R, c]
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Begin":
+        """With the sums of x."""
+        return cls(x, *row_sums(x)[:2])
+
+
 Run: TypeAlias = Callable[[Terms], Passed]
 """One pass, without gradient, over rows that are already known."""
-AtFirst: TypeAlias = Callable[[Tensor], Tensor]
+AtFirst: TypeAlias = Callable[[Tensor], Begin]
 """Is shown the input of the first BatchNorm layer, where statistics begin to matter, and gives what the layer takes."""
 
 
@@ -125,9 +138,10 @@ class TorchPasses:
         with ExitStack() as stack, torch.no_grad():
             stack.enter_context(stem)
 
-            def leave(x: Tensor) -> Tensor:
+            def leave(x: Tensor) -> Begin:
+                begin = Begin.of(x)
                 stack.close()
-                return x
+                return begin
 
             return bent_pass(self._model, self._source, rows, terms, leave)
 
@@ -168,10 +182,12 @@ class Bend:
 
     def __call__(self, norm: Norm, x: Tensor) -> Tensor:
         """Normalise x [R, c, ...]."""
-        if not self.strengths:
-            x = self._at_first_layer(x)
-        layer, (a, b, pixels) = self._source.layers[norm.name], row_sums(x)
-        if not self.strengths:
+        layer = self._source.layers[norm.name]
+        if self.strengths:
+            a, b, pixels = row_sums(x)
+        else:
+            x, a, b = self._at_first_layer(x)
+            pixels = x[0, 0].numel()
             self.first = self._rows.share @ a / pixels
         without_a, without_b = self._without_batch[norm.name]
         d1 = torch.addmm(without_a, self._share, a, alpha=1 / pixels)

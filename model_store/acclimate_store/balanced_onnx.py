@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from acclimate_adapters import FrozenModel
-from acclimate_adapters.balanced_passes import Passed, Rows, Run, Terms, bent_pass
+from acclimate_adapters.balanced_passes import Begin, Passed, Rows, Run, Terms, bent_pass
 from acclimate_adapters.moments import SourceMoments
 from acclimate_adapters.probes import Norm
 from acclimate_store.errors import GraphError
 from acclimate_store.onnx_export import export
 from acclimate_store.onnx_sessions import MODEL, OnnxSession
 
-STEM = "stem"  # what the first BatchNorm layer is given
-INPUTS = (STEM, *Rows._fields, *Terms._fields)
+STEM = tuple(f"begin_{field}" for field in Begin._fields)
+INPUTS = (*STEM, *Rows._fields, *Terms._fields)
 OUTPUTS = Passed._fields[:-1]  # all but the names of the layers
 LAYERS = "acclimate.layers"  # metadata: names of the layers in their order
 
@@ -34,8 +34,8 @@ class BeforeNorms(nn.Module):
         self._model = model
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The input of that layer."""
+    def forward(self, x: Tensor) -> Begin:
+        """The input of that layer, and its sums."""
         given: list[Tensor] = []
 
         def note(norm: Norm, x: Tensor) -> Tensor:
@@ -43,11 +43,11 @@ class BeforeNorms(nn.Module):
             return norm.by_statistics(x, norm.running_mean, norm.running_var)
 
         self._model.run(x, normalise=note)
-        return given[0]
+        return Begin.of(given[0])
 
 
 class BentNetwork(nn.Module):
-    """One pass as a function of tensors alone: from the stem and the fields of `Rows` and `Terms` to those of `Passed`.
+    """One pass as a function of tensors alone, from the fields of `Begin`, `Rows` and `Terms` to those of `Passed`.
 
     Of the images it needs only what the network uses anew after its first BatchNorm layer.
     """
@@ -57,9 +57,10 @@ class BentNetwork(nn.Module):
         self._model, self._source = model, source
         self.eval()
 
-    def passed(self, stem: Tensor, x: Tensor, client: Tensor, share: Tensor, *terms: Tensor) -> Passed:
+    def passed(self, *inputs: Tensor) -> Passed:
         """The pass."""
-        return bent_pass(self._model, self._source, Rows(x, client, share), Terms(*terms), lambda _: stem)
+        begin, rows, terms = Begin(*inputs[:3]), Rows(*inputs[3:6]), Terms(*inputs[6:])
+        return bent_pass(self._model, self._source, rows, terms, lambda _: begin)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What a graph can give of the pass: tensors only."""
@@ -71,7 +72,7 @@ def export_stem(model: FrozenModel, shape: Sequence[int]) -> bytes:
     """The graph of what comes before the first BatchNorm layer, for any number of rows; as `export_balanced`."""
     _require_layers(SourceMoments.of(model))
     example = torch.zeros(2, *shape), ({0: Dim.DYNAMIC},)
-    return export(BeforeNorms(model), example[:1], example[1], (("x",), (STEM,)), {MODEL: model.content_hash})
+    return export(BeforeNorms(model), example[:1], example[1], (("x",), STEM), {MODEL: model.content_hash})
 
 
 def export_balanced(model: FrozenModel, shape: Sequence[int]) -> bytes:
@@ -89,7 +90,7 @@ def export_balanced(model: FrozenModel, shape: Sequence[int]) -> bytes:
     _require_layers(source)
     network, inputs = BentNetwork(model, source), _example(model, source, source.prior.new_zeros(3, *shape))
     any_number, by_client = {0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}
-    shapes = ((*[any_number] * 3, any_number | by_client, by_client, by_client, *[any_number] * 3),)
+    shapes = ((*[any_number] * 5, any_number | by_client, by_client, by_client, *[any_number] * 3),)
     with torch.no_grad():
         layers = network.passed(*inputs).layers
     metadata = {MODEL: model.content_hash, LAYERS: json.dumps(layers)}
@@ -106,8 +107,8 @@ def _example(model: FrozenModel, source: SourceMoments, x: Tensor) -> tuple[Tens
     rows = Rows.of([x[:1], x[1:]], source.prior)
     moments = (source.overall.unsqueeze(1).repeat(1, 2, 1) for _ in range(2))
     with torch.no_grad():
-        stem = BeforeNorms(model)(x).clone()
-    return stem, *rows, *moments, *(source.prior.new_ones(2) for _ in range(3))
+        begin = (each.clone() for each in BeforeNorms(model)(x))
+    return *begin, *rows, *moments, *(source.prior.new_ones(2) for _ in range(3))
 
 
 class OnnxPasses:
@@ -123,10 +124,9 @@ class OnnxPasses:
 
     def __call__(self, rows: Rows) -> Run:
         """As `Passes`."""
-        (stem,) = self._stem.run((STEM,), {"x": rows.x})
-        return partial(self._run, stem, rows)
+        return partial(self._run, Begin(*self._stem.run(STEM, {"x": rows.x})), rows)
 
-    def _run(self, stem: Tensor, rows: Rows, terms: Terms) -> Passed:
+    def _run(self, begin: Begin, rows: Rows, terms: Terms) -> Passed:
         noise = torch.zeros_like(terms.most) if terms.noise is None else terms.noise
-        outputs = self._session.run(OUTPUTS, dict(zip(INPUTS, (stem, *rows, *terms[:-1], noise), strict=True)))
+        outputs = self._session.run(OUTPUTS, dict(zip(INPUTS, (*begin, *rows, *terms[:-1], noise), strict=True)))
         return Passed._make((*outputs, self._layers))
