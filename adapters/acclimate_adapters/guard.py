@@ -1,5 +1,6 @@
 """Label-free guard rails: a step that went wrong answers with the frozen model and leaves the state as it was."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -91,11 +92,12 @@ def collapsed(adapted: Tensor, frozen: Tensor) -> bool:
 def finite(state: State) -> bool:
     """Whether all numbers of a state are finite."""
     tensors = [t for t in state.tensors.values() if t.is_floating_point()]
-    if not tensors:
-        return True
-    # One number that is finite only if all are, and one wait for the device. It may overflow: then look closer.
-    total = torch.stack([t.sum().to(tensors[0]) for t in tensors]).sum()
-    return bool(total.isfinite()) or all(bool(t.isfinite().all()) for t in tensors)
+    sums = [t.sum() for t in tensors]  # a sum is finite only if all are; it may overflow: then look closer
+    if all(t.device.type == "cpu" for t in sums):
+        certain = all(math.isfinite(t.item()) for t in sums)
+    else:
+        certain = bool(torch.stack([t.to(sums[0]) for t in sums]).isfinite().all())  # one wait for the device
+    return certain or all(bool(t.isfinite().all()) for t in tensors)
 
 
 def _signalling(step: Step, *, collapse: bool) -> Step:
