@@ -125,6 +125,10 @@ class _Ground:
     def pools(self, scope: str) -> Pools:
         return Pools(self.wire, self.limits, scope, self.settings.tenant, self.settings.secret)
 
+    async def knows(self, client: ClientScope) -> bool:
+        """Whether there is such a client."""
+        return await self.store.describe(client, self.model) is not None
+
 
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[Service]:
@@ -221,7 +225,7 @@ def _beginnings(ground: _Ground) -> Beginnings:
     """What new clients begin with; always the default where nobody switches."""
     settings, default = ground.settings, ground.configurations.default
     alpha = settings.guard_alpha / max(1, len(settings.candidates))
-    evidence = Fleet(ground.pools(scope_of(ground.model, default)), "adapt", alpha)
+    evidence = Fleet(ground.pools(scope_of(ground.model, default)), ground.knows, "adapt", alpha)
     ground.stack.push_async_callback(evidence.aclose)
     return Beginnings(default, evidence, ground.telemetry, switches=settings.auto_switch)
 
@@ -238,7 +242,7 @@ def _guard(
         raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
     if settings.guard == "off":
         return None
-    fleet = Fleet(ground.pools(model), settings.guard, settings.guard_alpha)
+    fleet = Fleet(ground.pools(model), ground.knows, settings.guard, settings.guard_alpha)
     ground.stack.push_async_callback(fleet.aclose)
     budget, unseen = settings.cache_bytes // 4, StateMetrics(CollectorRegistry())
 

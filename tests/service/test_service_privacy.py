@@ -1,10 +1,13 @@
 """What of a client's images is to be found in Redis, and what is left after it was deleted."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from acclimate_client import LabelledRow
 from acclimate_service.state import ClientScope
+from acclimate_service.state.pools import Pools
 
 
 def everything(redis):
@@ -90,6 +93,25 @@ def test_after_a_delete_nobody_can_tell_what_a_client_told(make_replica, stream)
         sdk.delete("cam")
         assert replica.redis.keys("*:p:*") == []
         assert sdk.evidence("fashion-cnn").adapters[0].evidence.labelled == 10, "the sum of all clients stays"
+
+
+def test_labels_on_their_way_while_another_replica_deletes_their_client_leave_no_share(
+    make_replica, stream, monkeypatch
+):
+    replica, (images,) = make_replica(), stream(0, 1)
+    other = make_replica(redis_url=replica.service.settings.redis_url)
+    tell = Pools.tell
+
+    async def late(*told):
+        assert (await asyncio.to_thread(other.http.delete, "/clients/cam")).status_code == 204
+        await tell(*told)
+
+    monkeypatch.setattr(Pools, "tell", late)
+    with replica.sdk() as sdk:
+        prediction = sdk.predict("cam", images)
+        sdk.feedback("cam", [LabelledRow(prediction.request_id, row, 1) for row in range(10)])
+    assert replica.http.get("/clients/cam").status_code == 404
+    assert replica.redis.keys("*:p:*") == []
 
 
 def test_a_delete_of_which_a_rest_is_left_does_not_say_that_nothing_was_changed(make_replica, stream, assert_problem):

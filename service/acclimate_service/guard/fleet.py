@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Final
 
@@ -32,12 +32,16 @@ class Fleet:
 
     Args:
         pools: where the replicas keep it.
+        knows: whether there is such a client; raises StateError where Redis fails.
         policy: what clients without evidence of their own are answered.
         alpha: of each test.
     """
 
-    def __init__(self, pools: Pools, policy: Policy, alpha: float = ALPHA) -> None:
+    def __init__(
+        self, pools: Pools, knows: Callable[[ClientScope], Awaitable[bool]], policy: Policy, alpha: float = ALPHA
+    ) -> None:
         self._pools = pools
+        self._knows = knows
         self.policy = policy
         self.alpha = alpha
         self._heard: Mapping[str, Pooled] = {}
@@ -78,9 +82,14 @@ class Fleet:
     async def tell(
         self, client: ClientScope, configuration: str, life: str, seq: int, born: str, counts: Counts
     ) -> None:
-        """Add what a client's labels say. If that fails, its next labels tell it too."""
+        """Add what a client's labels say. If that fails, its next labels tell it too.
+
+        Whoever deletes a client forgets its shares, but may do so, on another replica, just before they are told here.
+        """
         try:
             await self._pools.tell(client, configuration, Share(life, seq, born, astuple(counts)))
+            if not await self._knows(client):
+                await self._pools.forget(client)
             await self.pooled()
         except StateError as error:
             _log.warning("the fleet was not told of a client's labels: %s", error)
