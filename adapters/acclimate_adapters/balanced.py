@@ -150,6 +150,7 @@ class Balanced:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         return self.step_many(model, [state], [x])[0]
 
+    @np.errstate(all="ignore")  # what overflows ends as NaN in the answer or the state, which the guard refuses
     def step_many(
         self, model: FrozenModel, states: Sequence[State], batches: Sequence[Tensor], passes: Passes | None = None
     ) -> list[Step]:

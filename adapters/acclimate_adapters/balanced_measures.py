@@ -47,9 +47,17 @@ def label_shift_evidence(posterior: Numbers, rows: float, prior: Numbers, concen
         concentration: `gate_concentration`.
     """
     counts, alpha = rows * posterior, concentration * len(prior) * prior
-    mixes = math.lgamma(alpha.sum()) - math.lgamma(counts.sum() + alpha.sum())
-    classes = sum(math.lgamma(c + a) - math.lgamma(a) for c, a in zip(counts.tolist(), alpha.tolist(), strict=True))
+    mixes = _log_gamma(alpha.sum()) - _log_gamma(counts.sum() + alpha.sum())
+    classes = sum(_log_gamma(c + a) - _log_gamma(a) for c, a in zip(counts.tolist(), alpha.tolist(), strict=True))
     return float(mixes + classes - counts.dot(np.log(prior)))
+
+
+def _log_gamma(x: float) -> float:
+    """Infinite at the poles, where `math.lgamma` raises: only counts below 0 come there, and end as no answer."""
+    try:
+        return math.lgamma(x)
+    except ValueError:
+        return math.inf
 
 
 def log_sigmoid(x: float) -> float:
@@ -58,8 +66,9 @@ def log_sigmoid(x: float) -> float:
 
 
 def prediction_drift(batch: Numbers, before: Numbers) -> float:
-    """1 - cosine of two mean posteriors [K] (8)."""
-    return 1 - float(batch.dot(before)) / math.sqrt(float(batch.dot(batch)) * float(before.dot(before)))
+    """1 - cosine of two mean posteriors [K] (8); 1 where one of them is 0, as of a state that was made elsewhere."""
+    lengths = math.sqrt(float(batch.dot(batch)) * float(before.dot(before)))
+    return 1 - float(batch.dot(before)) / max(lengths, TINY)
 
 
 def style_distance(batch: Numbers, before: Numbers, row_variance: Numbers) -> float:

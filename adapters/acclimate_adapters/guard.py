@@ -93,10 +93,10 @@ def finite(state: State) -> bool:
     """Whether all numbers of a state are finite."""
     tensors = [t for t in state.tensors.values() if t.is_floating_point()]
     sums = [t.sum() for t in tensors]  # a sum is finite only if all are; it may overflow: then look closer
-    if all(t.device.type == "cpu" for t in sums):
-        certain = all(math.isfinite(t.item()) for t in sums)
-    else:
-        certain = bool(torch.stack([t.to(sums[0]) for t in sums]).isfinite().all())  # one wait for the device
+    on_device = [t for t in sums if t.device.type != "cpu"]
+    certain = all(math.isfinite(t.item()) for t in sums if t.device.type == "cpu")
+    if on_device:  # one wait for it
+        certain &= bool(torch.stack([t.to(on_device[0]) for t in on_device]).isfinite().all())
     return certain or all(bool(t.isfinite().all()) for t in tensors)
 
 

@@ -35,7 +35,7 @@ def row_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
         rows = x.flatten(1)
         return rows, rows * rows, 1
     if pixels > FEW or not x.is_contiguous():
-        return x.sum([*range(2, x.dim())]), _sums_of_squares(x), pixels
+        return x.sum(tuple(range(2, x.dim()))), _sums_of_squares(x), pixels
     ones = x.new_ones(pixels, 1)
     a, b = ((side.reshape(-1, pixels) @ ones).view(x.shape[:2]) for side in (x, x * x))
     return a, b, pixels
@@ -48,7 +48,7 @@ def _sums_of_squares(x: Tensor) -> Tensor:
     a single sum over all of them would round worse.
     """
     if not torch.compiler.is_exporting():
-        return (x * x).sum([*range(2, x.dim())])
+        return (x * x).sum(tuple(range(2, x.dim())))
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return (norms * norms).reshape(*x.shape[:2], -1).sum(-1)
 

@@ -129,4 +129,4 @@ class OnnxPasses:
     def _run(self, begin: Begin, rows: Rows, terms: Terms) -> Passed:
         noise = torch.zeros_like(terms.most) if terms.noise is None else terms.noise
         outputs = self._session.run(OUTPUTS, dict(zip(INPUTS, (*begin, *rows, *terms[:-1], noise), strict=True)))
-        return Passed._make((*outputs, self._layers))
+        return Passed._make((*(each.to(rows.x.device) for each in outputs), self._layers))

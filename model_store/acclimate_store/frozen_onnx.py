@@ -50,4 +50,4 @@ class OnnxFrozen:
 
     def __call__(self, x: Tensor) -> Pass:
         """Features and logits of a batch that `FrozenModel.batch` has checked."""
-        return Pass(*self._session.run(OUTPUTS, {INPUT: x}))
+        return Pass(*(each.to(x.device) for each in self._session.run(OUTPUTS, {INPUT: x})))

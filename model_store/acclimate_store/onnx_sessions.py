@@ -17,7 +17,7 @@ _PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvid
 
 
 class OnnxSession:
-    """A graph that takes and gives tensors on the device of its model.
+    """A graph that takes tensors of any device and gives them on the host.
 
     Once a run ends its threads sleep: awake they would take the cores from torch and make it twice as slow. Its memory
     is that of the process: an arena of its own would keep the most that any number of rows ever took.
@@ -37,8 +37,7 @@ class OnnxSession:
     """
 
     def __init__(self, graph: bytes, model: FrozenModel, threads: int | None = None, *, awake: bool = False) -> None:
-        self._device = model.device
-        provider = provider_for(self._device)
+        provider = provider_for(model.device)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads or 0, 1
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
@@ -58,7 +57,7 @@ class OnnxSession:
     def run(self, outputs: Sequence[str], inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """The outputs of these names; any number of rows, as they are."""
         feed: dict[str, Any] = {name: tensor.numpy(force=True) for name, tensor in inputs.items()}
-        return [torch.from_numpy(each).to(self._device) for each in self._session.run(outputs, feed)]
+        return [torch.from_numpy(each) for each in self._session.run(outputs, feed)]
 
 
 def provider_for(device: torch.device) -> str:

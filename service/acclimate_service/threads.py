@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -52,4 +52,5 @@ def background() -> ThreadPoolExecutor:
 def _step_back() -> None:
     take_threads(1)
     if sys.platform == "linux":  # where it is the calling thread's own; elsewhere it would be the whole process
-        os.nice(_YIELDING)
+        with suppress(OSError):  # a sandbox may forbid it, and a thread that does not begin would break the pool
+            os.nice(_YIELDING)

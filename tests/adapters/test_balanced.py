@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,16 @@ def test_only_the_first_batch_of_a_changed_client_restarts(model: FrozenModel, s
     assert not any(
         s.signals["restarted"] for s in follow("balanced", model, [*streams[0, :3], *streams[1, :3]], restart="off")
     )
+
+
+def test_a_state_that_says_nothing_of_its_rows_restarts(model: FrozenModel, streams: Tensor) -> None:
+    """No step makes such a state, but it can be imported."""
+    adapter = create("balanced")
+    state = adapter.init(model)
+    empty = replace(state, tensors={**state.tensors, "rows": torch.tensor(100.0, dtype=torch.float64)})
+    step, fresh = (adapter.step(model, each, streams[0, 0]) for each in (empty, state))
+    assert (step.signals["restarted"], step.signals["prediction_drift"]) == (1, 1)
+    assert torch.equal(step.logits, fresh.logits)
 
 
 def test_short_batches_and_short_histories_never_restart(model: FrozenModel, streams: Tensor, follow: Follow) -> None:

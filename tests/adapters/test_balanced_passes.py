@@ -143,21 +143,23 @@ def test_a_layer_that_does_not_run_keeps_its_moments(small_net: Nets, small_rows
 
 
 class Counted(TorchFunctionMode):
-    """Counts the convolutions that are really computed."""
+    """Counts the convolutions that are really computed, and the sums of the first layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = 0
+        self.convolutions = self.sums = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.convolutions += func is torch.conv2d
+        self.sums += func is Tensor.sum and args[0].shape[1:] == (32, 26, 26)
         return func(*args, **(kwargs or {}))
 
 
-def test_both_passes_share_the_first_convolution(model: FrozenModel, streams: Tensor) -> None:
+def test_both_passes_share_the_first_convolution_and_its_sums(model: FrozenModel, streams: Tensor) -> None:
     adapter = create("balanced")
     state = adapter.init(model)
     with Counted() as counted:
         for batch in streams[0, :2]:
             state = adapter.step(model, state, batch).state
     assert counted.convolutions == 2 * (1 + 2 + 2)  # of three, the first once
+    assert counted.sums == 2 * 2  # of the values and of their squares

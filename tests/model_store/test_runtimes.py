@@ -170,6 +170,18 @@ def test_a_graph_that_answers_otherwise_than_torch_is_refused(
     assert catalogue.load("tiny", "1").runtime.startswith("torch")
 
 
+def test_a_bundle_with_a_part_of_the_graphs_is_refused_and_told_how_to_mend_it(
+    exported: Path, store: Path, edit_manifest: Callable[..., None], bundle_dir: Path
+) -> None:
+    whole = Catalogue(exported).manifest("tiny", "2").files
+    for file in ("frozen.onnx", "balanced.onnx"):
+        shutil.copy(exported / "tiny/2" / file, bundle_dir)
+    files = Catalogue(store).manifest("tiny", "1").files
+    edit_manifest(files={**files, **{file: whole[file] for file in ("frozen.onnx", "balanced.onnx")}})
+    with pytest.raises(GraphError, match=r"balanced\.onnx needs balanced_stem\.onnx.*`acclimate models add-onnx`"):
+        Catalogue(store).load("tiny", "1", runtime="auto")
+
+
 def test_what_is_no_graph_is_refused(bundle_dir: Path, replace_file: Callable[[str, bytes], None]) -> None:
     replace_file("frozen.onnx", b"no graph")
     with pytest.raises(GraphError, match="ONNX Runtime cannot load the graph"):

@@ -62,6 +62,15 @@ def test_work_in_the_background_yields_to_all_other_work():
     assert priority() == before
 
 
+def test_where_no_thread_may_yield_it_works_all_the_same(monkeypatch):
+    def forbidden(_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "nice", forbidden)
+    with background() as threads:
+        assert threads.submit(torch.get_num_threads).result() == 1
+
+
 async def test_what_a_service_does_beside_its_steps_is_held_to_one(tmp_path: Path):
     async with open_service(Settings(data_dir=tmp_path, model_store=BUNDLES, threads=2)):
         torch.set_num_threads(2)  # as a step does that begins just now

@@ -11,7 +11,7 @@ from acclimate_service.state.records import Conflict, Gone
 from acclimate_service.state.tasks import Tasks
 
 _RECENT: Final = 8
-"""Steps that the mean of their times is about."""
+"""Steps over which their time is averaged, about."""
 
 
 class Snapshotter(Generic[S]):
@@ -21,6 +21,7 @@ class Snapshotter(Generic[S]):
         self._context = context
         self._tasks = tasks
         self._running: asyncio.Task[bool] | None = None
+        self._in_background = False  # its state is being serialised when nothing else is to be done
         self._idle: asyncio.TimerHandle | None = None
         self._steps = 0
         self._step_seconds = 0.0
@@ -52,7 +53,12 @@ class Snapshotter(Generic[S]):
             self._idle = asyncio.get_running_loop().call_at(at, self._begin, held)
 
     async def now(self, held: Held[S]) -> bool:
-        """Take a snapshot of this state, unless there is one; False if that failed."""
+        """Take a snapshot of this state, unless there is one; False if that failed.
+
+        One that waits in the background, behind those of others, is given up: nothing of it is written yet.
+        """
+        if self._running is not None and self._in_background:
+            self._running.cancel()
         await self.finish()
         return await self._begin(held, awaited=True)
 
@@ -97,8 +103,7 @@ class Snapshotter(Generic[S]):
         context, track = self._context, held.track
         await context.settle(track, held.seq)
         basis = held.basis
-        state = await context.machine.serialise(held.state, awaited=awaited)
-        adapter = context.machine.adapter(held.state)
+        state, adapter = await self._serialised(held, awaited), context.machine.adapter(held.state)
         uploaded = await context.store.journal.upload(context.client, context.model, basis, adapter, state)
         if isinstance(uploaded, Conflict | Gone):
             track.stale = True
@@ -116,3 +121,10 @@ class Snapshotter(Generic[S]):
         elif isinstance(flipped, Fenced | Gone) or (isinstance(flipped, Stale) and track.base < basis.seq):
             track.stale = True
         return len(sealed.blob) if isinstance(flipped, Flipped) else 0
+
+    async def _serialised(self, held: Held[S], awaited: bool) -> bytes:
+        self._in_background = not awaited
+        try:
+            return await self._context.machine.serialise(held.state, awaited=awaited)
+        finally:
+            self._in_background = False

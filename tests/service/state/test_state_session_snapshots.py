@@ -40,9 +40,9 @@ async def test_a_snapshot_is_taken_when_it_is_due(make_replica, limits: dict[str
 
 
 async def test_steps_that_were_slow_for_a_while_are_not_held_to_be_so_for_ever(make_replica):
-    pauses = [0.1] * 4
+    pauses = [0.2] * 4
     machine = Toy(lambda count: LARGE, pause=lambda: pauses.pop() if pauses else 0.0)
-    replica = make_replica(machine=machine, snapshot_replay_ms=350)
+    replica = make_replica(machine=machine, snapshot_replay_ms=750)
     for number in range(40):
         await replica.apply(bytes([number]))
     await wait_for(replica, "snapshot")
@@ -76,6 +76,28 @@ async def test_batches_go_on_while_a_snapshot_is_taken(make_replica):
     assert (head.seq, head.base, head.journal_entries) == (3, 2, 1)
     assert (await replica.apply(b"4")).status == "warm"
     assert await make_replica(LARGE).seen() == (4, answer_after(b"1", b"2", b"3", b"4", PROBE))
+
+
+async def test_a_snapshot_that_is_waited_for_does_not_wait_for_one_in_the_background(make_replica):
+    machine = Toy(lambda count: LARGE)
+    replica, serialise, stuck = (
+        make_replica(machine=machine, snapshot_entries=2, journal_entries=3),
+        machine.serialise,
+        0,
+    )
+
+    async def queued(state, *, awaited=True):
+        nonlocal stuck
+        if not awaited:
+            stuck += 1
+            await asyncio.Event().wait()
+        return await serialise(state, awaited=awaited)
+
+    machine.serialise = queued
+    for number in range(8):
+        assert (await replica.apply(bytes([number]))).seq == number + 1
+    assert stuck
+    assert (await replica.head()).base > 0
 
 
 async def test_a_full_journal_is_made_room_in_by_a_snapshot(make_replica):
