@@ -247,4 +247,6 @@ def rescale(norm: Norm, x: Tensor, rows: Rows, mean: Tensor, variance: Tensor) -
     ones = x.new_ones(x.shape[0], 1)
     weight, bias = (None if each is None else (ones * each).reshape(-1) for each in (norm.weight, norm.bias))
     channels = x.reshape(1, -1, *x.shape[2:])
-    return F.batch_norm(channels, mean, variance, weight, bias, False, 0.0, norm.eps).reshape(x.shape)
+    rescaled = F.batch_norm(channels, mean, variance, weight, bias, False, 0.0, norm.eps).reshape(x.shape)
+    # in a graph, what writes to a view in place leads to one more view of what was written
+    return rescaled.clone() if torch.compiler.is_exporting() else rescaled
