@@ -88,7 +88,7 @@ class Passed(NamedTuple):
         """
         logits = numbers(self.logits)
         if not np.isfinite(logits).all():
-            require_finite(self.logits)
+            require_finite(self.logits)  # raises
         log_p, answers, end = log_softmax(logits), [], 0
         for k, x in enumerate(batches):
             rows, end = slice(end, end + len(x)), end + len(x)
@@ -97,22 +97,22 @@ class Passed(NamedTuple):
         return answers
 
 
-class Begin(NamedTuple):
-    """What all passes over some rows share: the input of the first BatchNorm layer, and its `row_sums`."""
+class StemOutput(NamedTuple):
+    """What comes out of the stem, which all passes over some rows share: the input of the first BatchNorm layer."""
 
     x: Tensor  # [R, c, ...]
-    a: Tensor  # [R, c]
+    a: Tensor  # [R, c], its `row_sums`
     b: Tensor  # [R, c]
 
     @classmethod
-    def of(cls, x: Tensor) -> "Begin":
+    def of(cls, x: Tensor) -> "StemOutput":
         """With the sums of x."""
         return cls(x, *row_sums(x)[:2])
 
 
 Run: TypeAlias = Callable[[Terms], Passed]
 """One pass, without gradient, over rows that are already known."""
-AtFirst: TypeAlias = Callable[[Tensor], Begin]
+AtFirstLayer: TypeAlias = Callable[[Tensor], StemOutput]
 """Is shown the input of the first BatchNorm layer, where statistics begin to matter, and gives what the layer takes."""
 
 
@@ -138,15 +138,17 @@ class TorchPasses:
         with ExitStack() as stack, torch.no_grad():
             stack.enter_context(stem)
 
-            def leave(x: Tensor) -> Begin:
-                begin = Begin.of(x)
+            def end_stem(x: Tensor) -> StemOutput:
+                output = StemOutput.of(x)
                 stack.close()
-                return begin
+                return output
 
-            return bent_pass(self._model, self._source, rows, terms, leave)
+            return bent_pass(self._model, self._source, rows, terms, end_stem)
 
 
-def bent_pass(model: FrozenModel, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: AtFirst) -> Passed:
+def bent_pass(
+    model: FrozenModel, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: AtFirstLayer
+) -> Passed:
     """One pass of the frozen model with bent statistics."""
     bend = Bend(source, rows, terms, at_first_layer)
     answer = model.run(rows.x, normalise=bend)
@@ -165,7 +167,7 @@ class Bend:
         first: mean a [G, c] of the batch at the first of them.
     """
 
-    def __init__(self, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: AtFirst) -> None:
+    def __init__(self, source: SourceMoments, rows: Rows, terms: Terms, at_first_layer: AtFirstLayer) -> None:
         self.strengths: dict[str, Tensor] = {}
         self.first = terms.most.new_zeros(terms.most.shape[0], 0)
         self._source, self._rows, self._terms, self._at_first_layer = source, rows, terms, at_first_layer

@@ -17,7 +17,7 @@ Numbers: TypeAlias = NDArray[np.float64]
 
 
 def numbers(tensor: Tensor) -> Numbers:
-    """The numbers of a tensor; not to be written to."""
+    """The numbers of a tensor, in its shape; they may be its own memory, and are not to be written to."""
     if tensor.dtype == torch.bfloat16:  # which NumPy does not know
         tensor = tensor.float()
     found: Numbers = tensor.numpy(force=True).astype(np.float64, copy=False)
@@ -27,8 +27,8 @@ def numbers(tensor: Tensor) -> Numbers:
 def log_softmax(x: Numbers) -> Numbers:
     """Log-probabilities of each row of finite logits [..., K]."""
     shifted = x - x.max(axis=-1, keepdims=True)
-    logits: Numbers = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return logits
+    log_p: Numbers = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return log_p
 
 
 def single(x: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Label-free guard rails: a step that went wrong answers with the frozen model and leaves the state as it was."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from acclimate_adapters import functional
 from acclimate_adapters.adapter import Adapter, Step
 from acclimate_adapters.errors import NumericalError
 from acclimate_adapters.functional import entropy
@@ -92,12 +92,10 @@ def collapsed(adapted: Tensor, frozen: Tensor) -> bool:
 def finite(state: State) -> bool:
     """Whether all numbers of a state are finite."""
     tensors = [t for t in state.tensors.values() if t.is_floating_point()]
-    sums = [t.sum() for t in tensors]  # a sum is finite only if all are; it may overflow: then look closer
-    on_device = [t for t in sums if t.device.type != "cpu"]
-    certain = all(math.isfinite(t.item()) for t in sums if t.device.type == "cpu")
-    if on_device:  # one wait for it
-        certain &= bool(torch.stack([t.to(on_device[0]) for t in on_device]).isfinite().all())
-    return certain or all(bool(t.isfinite().all()) for t in tensors)
+    sums = [t.sum() for t in tensors if t.device.type != "cpu"]
+    if sums and bool(torch.stack([each.to(sums[0]) for each in sums]).isfinite().all()):  # one wait for the device
+        tensors = [t for t in tensors if t.device.type == "cpu"]
+    return all(map(functional.finite, tensors))
 
 
 def _signalling(step: Step, *, collapse: bool) -> Step:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from acclimate_adapters import FrozenModel
-from acclimate_adapters.balanced_passes import Begin, Passed, Rows, Run, Terms, bent_pass
+from acclimate_adapters.balanced_passes import Passed, Rows, Run, StemOutput, Terms, bent_pass
 from acclimate_adapters.moments import SourceMoments
 from acclimate_adapters.probes import Norm
 from acclimate_store.errors import GraphError
 from acclimate_store.onnx_export import export
 from acclimate_store.onnx_sessions import MODEL, OnnxSession
 
-STEM = tuple(f"begin_{field}" for field in Begin._fields)
+STEM = tuple(f"stem_{field}" for field in StemOutput._fields)
 INPUTS = (*STEM, *Rows._fields, *Terms._fields)
 OUTPUTS = Passed._fields[:-1]  # all but the names of the layers
 LAYERS = "acclimate.layers"  # metadata: names of the layers in their order
@@ -34,7 +34,7 @@ class BeforeNorms(nn.Module):
         self._model = model
         self.eval()
 
-    def forward(self, x: Tensor) -> Begin:
+    def forward(self, x: Tensor) -> StemOutput:
         """The input of that layer, and its sums."""
         given: list[Tensor] = []
 
@@ -43,11 +43,11 @@ class BeforeNorms(nn.Module):
             return norm.by_statistics(x, norm.running_mean, norm.running_var)
 
         self._model.run(x, normalise=note)
-        return Begin.of(given[0])
+        return StemOutput.of(given[0])
 
 
 class BentNetwork(nn.Module):
-    """One pass as a function of tensors alone, from the fields of `Begin`, `Rows` and `Terms` to those of `Passed`.
+    """One pass as a function of tensors, from the fields of `StemOutput`, `Rows` and `Terms` to those of `Passed`.
 
     Of the images it needs only what the network uses anew after its first BatchNorm layer.
     """
@@ -59,8 +59,8 @@ class BentNetwork(nn.Module):
 
     def passed(self, *inputs: Tensor) -> Passed:
         """The pass."""
-        begin, rows, terms = Begin(*inputs[:3]), Rows(*inputs[3:6]), Terms(*inputs[6:])
-        return bent_pass(self._model, self._source, rows, terms, lambda _: begin)
+        stem, rows, terms = StemOutput(*inputs[:3]), Rows(*inputs[3:6]), Terms(*inputs[6:])
+        return bent_pass(self._model, self._source, rows, terms, lambda _: stem)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What a graph can give of the pass: tensors only."""
@@ -71,8 +71,8 @@ class BentNetwork(nn.Module):
 def export_stem(model: FrozenModel, shape: Sequence[int]) -> bytes:
     """The graph of what comes before the first BatchNorm layer, for any number of rows; as `export_balanced`."""
     _require_layers(SourceMoments.of(model))
-    example = torch.zeros(2, *shape), ({0: Dim.DYNAMIC},)
-    return export(BeforeNorms(model), example[:1], example[1], (("x",), STEM), {MODEL: model.content_hash})
+    example, shapes = (torch.zeros(2, *shape),), ({0: Dim.DYNAMIC},)
+    return export(BeforeNorms(model), example, shapes, (("x",), STEM), {MODEL: model.content_hash})
 
 
 def export_balanced(model: FrozenModel, shape: Sequence[int]) -> bytes:
@@ -107,8 +107,8 @@ def _example(model: FrozenModel, source: SourceMoments, x: Tensor) -> tuple[Tens
     rows = Rows.of([x[:1], x[1:]], source.prior)
     moments = (source.overall.unsqueeze(1).repeat(1, 2, 1) for _ in range(2))
     with torch.no_grad():
-        begin = (each.clone() for each in BeforeNorms(model)(x))
-    return *begin, *rows, *moments, *(source.prior.new_ones(2) for _ in range(3))
+        stem = (each.clone() for each in BeforeNorms(model)(x))
+    return *stem, *rows, *moments, *(source.prior.new_ones(2) for _ in range(3))
 
 
 class OnnxPasses:
@@ -124,9 +124,9 @@ class OnnxPasses:
 
     def __call__(self, rows: Rows) -> Run:
         """As `Passes`."""
-        return partial(self._run, Begin(*self._stem.run(STEM, {"x": rows.x})), rows)
+        return partial(self._run, StemOutput(*self._stem.run(STEM, {"x": rows.x})), rows)
 
-    def _run(self, begin: Begin, rows: Rows, terms: Terms) -> Passed:
+    def _run(self, stem: StemOutput, rows: Rows, terms: Terms) -> Passed:
         noise = torch.zeros_like(terms.most) if terms.noise is None else terms.noise
-        outputs = self._session.run(OUTPUTS, dict(zip(INPUTS, (*begin, *rows, *terms[:-1], noise), strict=True)))
+        outputs = self._session.run(OUTPUTS, dict(zip(INPUTS, (*stem, *rows, *terms[:-1], noise), strict=True)))
         return Passed._make((*(each.to(rows.x.device) for each in outputs), self._layers))

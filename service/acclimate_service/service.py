@@ -175,7 +175,7 @@ async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
     asyncio.get_running_loop().set_default_executor(pool())
     worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
     stack.callback(worker.close)
-    spare = stack.enter_context(background())
+    yielding = stack.enter_context(background())
     bundle = await worker.run(lambda: load_bundle(settings), always)
     configurations = configurations_of(settings, bundle.model)
     url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
@@ -184,7 +184,7 @@ async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
     store = StateStore(wire, limits)
     stack.push_async_callback(store.aclose)
     facts = await check(wire, override=settings.redis_override)
-    running = (Telemetry(), worker, spare)
+    running = (Telemetry(), worker, yielding)
     return _Ground(stack, settings, limits, *running, bundle, configurations, link, wire, store, facts)
 
 
