@@ -28,15 +28,12 @@ class State:
     model: str  # content hash of the frozen model it was made for, 16 hex digits
     step: int = 0  # batches folded in so far
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    nbytes: int = field(init=False, repr=False, compare=False)  # of the tensors; counted once, since it is asked often
 
     def __post_init__(self) -> None:
         """Keep the mapping from being changed through the caller's own reference."""
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        object.__setattr__(self, "nbytes", sum(tensor.nbytes for tensor in self.tensors.values()))
 
     def next(self, tensors: Mapping[str, Tensor] | None = None) -> "State":
         """The state after one more batch, with these tensors (unchanged ones when None)."""
