@@ -51,14 +51,15 @@ class Record:
     """The last rows of a client, and the evidence of all that were labelled.
 
     Args:
-        batches: digest of the request and number of rows of each batch remembered, the oldest first.
+        batches: of each batch remembered, the oldest first, the digest of its request and its number of rows, packed:
+            with one image per batch there are thousands, and each commit writes them all.
         rows: [3, N] int16, their frozen class, adapted class, and label (-1 where it is not known).
         counts: of all labelled rows, also of those no longer remembered.
         answering: which prediction the last batch was given.
         born: digest of the first request; tells one record of a client from the next one after a reset.
     """
 
-    batches: tuple[tuple[bytes, int], ...] = ()
+    batches: bytes = field(default=b"", repr=False)
     rows: NDArray[np.int16] = field(default_factory=lambda: _NO_ROWS, repr=False, compare=False)
     counts: Counts = field(default_factory=Counts)
     answering: Answer = "adapted"
@@ -67,7 +68,7 @@ class Record:
     @property
     def nbytes(self) -> int:
         """About how many bytes `to_bytes` gives."""
-        return self.rows.nbytes + _BATCH.size * len(self.batches) + _HEADER.size + _ID_BYTES
+        return self.rows.nbytes + len(self.batches) + _HEADER.size + _ID_BYTES
 
     def append(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], *, answering: Answer) -> "Record":
         """Remember a batch, as far as there is room; the newest is always remembered.
@@ -79,17 +80,17 @@ class Record:
         """
         digest = _digest(request_id)
         new = np.array([frozen, adapted, [_UNTOLD] * len(frozen)], np.int16)
-        batches, first = self.batches, 0
-        while batches and self.rows.shape[1] - first + len(frozen) > ROWS:
-            (_, size), *rest = batches
-            batches, first = tuple(rest), first + size
-        rows = np.concatenate((self.rows[:, first:], new), axis=1)
-        return Record((*batches, (digest, len(frozen))), rows, self.counts, answering, self.born or digest)
+        batches, rows = self._surplus(len(frozen))
+        return Record(
+            self.batches[batches * _BATCH.size :] + _BATCH.pack(digest, len(frozen)),
+            np.concatenate((self.rows[:, rows:], new), axis=1),
+            *(self.counts, answering, self.born or digest),
+        )
 
     def tell(self, labels: Iterable[Label]) -> tuple["Record", Tally]:
         """Count what labels say; each row counts once."""
         starts, first = dict[bytes, tuple[int, int]](), 0
-        for digest, size in self.batches:
+        for digest, size in _BATCH.iter_unpack(self.batches):
             starts[digest] = first, size
             first += size
         rows, counts, tally = self.rows.copy(), self.counts, Tally()
@@ -130,10 +131,9 @@ class Record:
         """Serialise; equal records give equal bytes."""
         c = self.counts
         numbers = c.wins, c.losses, c.labelled, c.frozen_right, c.adapted_right
-        header = _HEADER.pack(*numbers, self.answering == "frozen", len(self.batches))
-        batches = (_BATCH.pack(digest, size) for digest, size in self.batches)
+        header = _HEADER.pack(*numbers, self.answering == "frozen", len(self.batches) // _BATCH.size)
         rows = np.ascontiguousarray(self.rows, "<i2").tobytes()
-        return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), *batches, rows))
+        return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), self.batches, rows))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Record":
@@ -147,13 +147,22 @@ class Record:
             start = _HEADER.size + _ID_BYTES
             born = b"" if data[_HEADER.size : start] == bytes(_ID_BYTES) else data[_HEADER.size : start]
             end = start + length * _BATCH.size
-            batches = tuple(_BATCH.iter_unpack(data[start:end]))
-            if len(batches) != length:
+            batches = data[start:end]
+            if len(batches) != end - start:
                 raise ValueError(f"these bytes are no record: {length} batches are cut short")
-            rows = np.frombuffer(data[end:], "<i2").reshape(3, sum(size for _, size in batches))
+            rows = np.frombuffer(data[end:], "<i2").reshape(3, sum(size for _, size in _BATCH.iter_unpack(batches)))
         except struct.error as error:
             raise ValueError(f"these bytes are no record: {error}") from error
         return cls(batches, rows, Counts(*numbers), "frozen" if frozen else "adapted", born)
+
+    def _surplus(self, coming: int) -> tuple[int, int]:
+        """How many batches, and rows in them, have to go before so many rows come."""
+        batches = rows = 0
+        for _, size in _BATCH.iter_unpack(self.batches):
+            if self.rows.shape[1] - rows + coming <= ROWS:
+                break
+            batches, rows = batches + 1, rows + size
+        return batches, rows
 
 
 def _digest(request_id: str) -> bytes:
