@@ -70,6 +70,7 @@ class Service:
     clients: Clients
     feedback: Feedback
     rounds: Rounds
+    worker: Worker
     telemetry: Telemetry
     store_facts: StoreFacts
     wire: Wire
@@ -166,7 +167,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield Service(
             *(settings, ground.bundle, ground.configurations, ground.limits, sessions, engine, clients, feedback),
-            *(rounds, ground.telemetry, ground.facts, ground.wire),
+            *(rounds, ground.worker, ground.telemetry, ground.facts, ground.wire),
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from acclimate_service.cli import GRACE_S
+from acclimate_service.serving import GRACE_S
 from acclimate_service.settings import Settings
 from acclimate_service.state import StoreUnfit
 

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from acclimate_service.cli import GRACE_S
+from acclimate_service.serving import GRACE_S
 from acclimate_service.settings import Settings
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"

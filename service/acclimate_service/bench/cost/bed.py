@@ -5,8 +5,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -69,14 +69,18 @@ class Replica:
         return Traffic(facts["total_net_input_bytes"], facts["aof_current_size"])
 
 
-@contextmanager
-def replica(data_dir: Path, **settings: object) -> Iterator[Replica]:
+def replica(data_dir: Path, **settings: object) -> AbstractContextManager[Replica]:
     """A service of its own process, on a private Redis in `data_dir` unless `redis_url` is among the settings."""
+    return running((str(Path(sys.executable).with_name("acclimate")), "serve"), data_dir, **settings)
+
+
+@contextmanager
+def running(command: Sequence[str], data_dir: Path, /, **settings: object) -> Iterator[Replica]:
+    """The same, started by this command."""
     port = free_port()
     given = {"port": port, "data_dir": data_dir, **settings}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
     environment = inherited | {f"ACCLIMATE_{name.upper()}": str(value) for name, value in given.items()}
-    command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         with Client(f"http://127.0.0.1:{port}") as client:

@@ -2,16 +2,15 @@
 
     acclimate bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--json FILE]
 
-A bundle answers the same batch of 20 raw uint8 images in a process of its own and, in turn, in a service on a private
-Redis. The difference of the medians is the price of serving; requests are sent over a bare socket, as to LitServe, and
-what the SDK adds to them has a row of its own. Both compute in torch, and once more with the graphs for ONNX Runtime
-where the bundle has any, as by default.
+A replica on a private Redis answers requests with a batch of 20 raw uint8 images and, in turn, takes the same guarded
+steps without them. The difference of the medians is the price of serving; requests are sent over a bare socket, as to
+LitServe, and what the SDK adds to them has a row of its own. It computes in torch, and once more with the graphs for
+ONNX Runtime where the bundle has any, as by default.
 """
 
 import argparse
 import subprocess
 import tempfile
-from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,15 +19,16 @@ from typing import Final
 import torch
 
 from acclimate_service.bench.cost import peers
-from acclimate_service.bench.cost.bed import over_http, replica
+from acclimate_service.bench.cost.bed import over_http
+from acclimate_service.bench.cost.beside import in_process, replica_with_steps
 from acclimate_service.bench.cost.inputs import BUNDLES, noise
 from acclimate_service.bench.cost.load import one_by_one
-from acclimate_service.bench.cost.remote import in_blocks, local, remote
+from acclimate_service.bench.cost.remote import in_blocks, local
 from acclimate_service.bench.cost.report import Report, verdict
 from acclimate_service.bench.cost.speed_bed import write_resnet
 
 SHAPES: Final = {"fashion-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
-ADAPTERS: Final = {"fashion-cnn": ("none", "fedcal", "atp"), "resnet18": ("none", "atp")}
+ADAPTERS: Final = {"fashion-cnn": ("none", "fedcal", "atp"), "resnet18": ("none", "fedcal", "atp")}
 RUNTIMES: Final = {"fashion-cnn": ("torch", "onnx"), "resnet18": ("torch",)}
 """Of the service."""
 BOUND: Final = ("none", "atp")
@@ -62,13 +62,11 @@ def price(
 ) -> None:
     """Print what serving adds to the steps of one adapter, and what HTTP takes alone."""
     settings = {"model_store": bundles, "model": model, "adapter": adapter, "runtime": runtime}
-    with ExitStack() as stack:
-        served = stack.enter_context(replica(data, **settings))
-        steps = stack.enter_context(remote("floor", bundles, model, adapter, runtime))
+    with replica_with_steps(data, **settings) as served:
         port, shape = int(served.url.rpartition(":")[2]), SHAPES[model]
         bare = partial(one_by_one, port, "/clients/bare/predict", shape)
         by_sdk, live = local(over_http(served, "sdk", noise(*shape))), local(served.client.live)
-        alone, *requests, check = in_blocks(repeats, steps, bare, by_sdk, live)
+        alone, *requests, check = in_blocks(repeats, partial(in_process, served, adapter), bare, by_sdk, live)
     report.row("GET live, HTTP alone", check.median, *check.spread, "", "")
     report.row(f"{adapter} in process, {runtime}", alone.median, *alone.spread, "", "")
     for how, target, request in zip(("over HTTP", "by the SDK"), (TARGET_MS, None), requests, strict=True):

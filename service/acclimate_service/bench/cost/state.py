@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ import uvloop
 
 from acclimate_adapters import create
 from acclimate_service.bench.cost.bed import Count, Replica, count, over_http, replica
-from acclimate_service.bench.cost.floor import steps
+from acclimate_service.bench.cost.beside import in_process, replica_with_steps
 from acclimate_service.bench.cost.inputs import BUNDLES, fashion
 from acclimate_service.bench.cost.remote import in_blocks, local
 from acclimate_service.bench.cost.report import Report, verdict
@@ -55,7 +56,7 @@ def measure_requests(report: Report, appendfsync: Fsync, repeats: int) -> None:
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         common = {"model_store": BUNDLES, "adapter": "atp", "appendfsync": appendfsync}
-        journal = stack.enter_context(replica(base / "journal", **common))
+        journal = stack.enter_context(replica_with_steps(base / "journal", **common))
         whole = stack.enter_context(replica(base / "whole", journal="false", **common))
         for name in ("none", "fedcal"):
             journal.client.configure(name, name)
@@ -93,7 +94,7 @@ def state_bytes(name: str) -> int:
 def time_requests(report: Report, appendfsync: Fsync, journal: Replica, whole: Replica, repeats: int) -> None:
     """What HTTP and durability add to a step; the least is what a batch costs that changes nothing."""
     images = fashion()
-    alone = {name: steps(BUNDLES, "fashion-cnn", name, "auto") for name in ADAPTERS}
+    alone = {name: partial(in_process, journal, name) for name in ADAPTERS}
     served: Mapping[tuple[str, str], Callable[[], object]] = {
         ("atp", "?adapt=false: reads Redis, writes nothing"): over_http(journal, "atp", images, adapt=False),
         ("none", "whole"): over_http(journal, "none", images),
@@ -101,7 +102,7 @@ def time_requests(report: Report, appendfsync: Fsync, journal: Replica, whole: R
         ("atp", "by journal"): over_http(journal, "atp", images),
         ("atp", "whole"): over_http(whole, "atp", images),
     }
-    live, *timings = in_blocks(repeats, *map(local, (journal.client.live, *alone.values(), *served.values())))
+    live, *timings = in_blocks(repeats, local(journal.client.live), *alone.values(), *map(local, served.values()))
     bare = dict(zip(ADAPTERS, timings, strict=False))
     columns = ("p50", "p95", "minus in process", "target")
     report.table(f"20 raw images over HTTP, appendfsync {appendfsync} (ms)", *columns)

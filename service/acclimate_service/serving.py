@@ -1,0 +1,102 @@
+"""A replica from its first line to its last: it takes the port, opens the service, announces it and answers."""
+
+import asyncio
+import gc
+import socket
+from collections.abc import Callable
+from typing import TypeAlias
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from acclimate_service.app import create_app
+from acclimate_service.memory import keep_freed_memory
+from acclimate_service.offers import summary
+from acclimate_service.protocol import WholeReplies
+from acclimate_service.server import DrainingServer
+from acclimate_service.service import Service, open_service
+from acclimate_service.settings import Settings, SettingsError
+
+Extend: TypeAlias = Callable[[FastAPI, Service], None]
+KEEP_ALIVE_S = 75
+"""Longer than load balancers keep idle connections, so that they never send into one that is just being closed."""
+GRACE_S = 30
+"""Longest wait at the end for batches under way."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+
+def serve(settings: Settings, extend: Extend = lambda app, service: None) -> None:
+    """Answer until a signal ends it.
+
+    Args:
+        settings: of the replica.
+        extend: adds to the application, once the service is open.
+
+    Raises:
+        SettingsError: they contradict each other, or this machine.
+        BundleError, StateError, EmbeddedRedisError: as `open_service`.
+    """
+    keep_freed_memory()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, extend))
+
+
+async def _serve(settings: Settings, extend: Extend) -> None:
+    with _bind(settings.host, settings.port) as listener:
+        async with open_service(settings) as service:
+            app = create_app(service)
+            extend(app, service)
+            config = uvicorn.Config(
+                app,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+                log_level="warning",
+                http=WholeReplies,
+                ws="none",
+            )
+            gc.freeze()  # what was loaded stays: no collection need walk over it and hold up the requests
+            server = DrainingServer(config, service, settings.lead_s)
+            server.heed_signals()
+            listener.listen(BACKLOG)
+            offered = f"acclimate: {summary(service.bundle.model)}"
+            print(_announcement(service, listener), offered, _computing(service), sep="\n", flush=True)
+            await server.serve(sockets=[listener])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the port before anything else is done; nobody is let in until the service can answer.
+
+    Raises:
+        SettingsError: the address is not ours, or the port is taken.
+    """
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        reason = error.strerror or error
+        raise SettingsError(f"ACCLIMATE_HOST, ACCLIMATE_PORT: cannot listen at {host}:{port}: {reason}") from error
+    return listener
+
+
+def _announcement(service: Service, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    where = "the Redis at ACCLIMATE_REDIS_URL" if service.settings.redis_url else f"{service.settings.data_dir}"
+    return (
+        f"acclimate: serving {service.bundle.manifest.key} at http://{f'[{host}]' if ':' in host else host}:{port}, "
+        f"state in {where} (durability {service.store_facts.durability})"
+    )
+
+
+def _computing(service: Service) -> str:
+    bundle = service.bundle
+    return (
+        f"acclimate: {bundle.runtime} on {bundle.model.device.type} computes what needs no gradient; "
+        f"memory layout of torch's passes: {bundle.layout}"
+    )
