@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from acclimate_adapters.rounding import BLOCK, Floats, block_maxima, exponents, nbytes, representable, scales
 
+Integers = NDArray[np.int64]
+
 LEVELS: Final = (0, 2, 4, 8, 16, 32)
 PART: Final = 4096
 """Numbers of a tensor that share a level; a multiple of the block."""
@@ -19,6 +21,10 @@ _ROUNDED: Final = 1 / 6
 """Mean of f (1 - f) over f in 0..1: the variance of stochastic rounding, in squared steps."""
 _BFLOAT16: Final = 2.0**-14 * 3 / 7 * _ROUNDED
 """The same of bfloat16 in squares of the number; (3/7) 4^e is the mean of 1/x^2 over an octave of numbers."""
+_SCALED: Final = np.array([[2], [4], [8]], np.int32)
+"""The levels at which blocks have a scale, [levels, 1]."""
+_FULL: Final = np.array([[nbytes(PART, bits)] for bits in LEVELS])
+"""Bytes of a whole part at each level, [levels, 1]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,22 +51,29 @@ class Measured:
         """Whether its numbers are such that it cannot be rounded."""
         return not representable(self.maxima)
 
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Integers:
         """Bytes of each part at each level, [levels, parts]."""
-        numbers = np.minimum(PART, len(self.x) - np.arange(0, len(self.x), PART))
-        return np.stack([nbytes(numbers, bits) for bits in LEVELS])
+        sizes = np.repeat(_FULL, self.parts, axis=1)
+        last = len(self.x) - (self.parts - 1) * PART
+        sizes[:, -1] = [nbytes(last, bits) for bits in LEVELS]
+        return sizes
 
     def effects(self) -> NDArray[np.float64]:
-        """Expected effect of storing each part at each level, [levels, parts]."""
-        firsts = np.arange(0, len(self.x), PART)
-        energy = np.array([float(np.vdot(x, x)) for x in (self.x[first : first + PART] for first in firsts)])
-        rounded = [self._rounded(bits, firsts) for bits in (2, 4, 8)]
-        rows = [energy * _ALIGNED, *rounded, energy * _BFLOAT16, np.zeros(len(firsts))]
-        return np.stack(rows) * (self.weight**2 / len(self.x))
+        """Expected effect of storing each part at each level, [levels, parts]; 0 if they are to stay exact."""
+        effects = np.zeros((len(LEVELS), self.parts))
+        if not self.exact_only:
+            energies = _energies(self.x)
+            effects[0] = energies * _ALIGNED
+            effects[1:4] = self._squared_steps() * (BLOCK * _ROUNDED)
+            effects[4] = energies * _BFLOAT16
+        effects *= self.weight**2 / len(self.x)
+        return effects
 
-    def _rounded(self, bits: int, firsts: NDArray[np.int64]) -> NDArray[np.float64]:
-        steps = np.where(self.maxima > 0, scales(exponents(self.maxima, bits)), 0).astype(np.float64)
-        return np.add.reduceat(steps**2, firsts // BLOCK) * (BLOCK * _ROUNDED)
+    def _squared_steps(self) -> NDArray[np.float64]:
+        """Sum over the blocks of each part of their squared step, [3, parts]: at 2, 4 and 8 bits."""
+        steps = (scales(exponents(self.maxima, _SCALED)) * (self.maxima > 0)).astype(np.float64)
+        steps *= steps
+        return np.add.reduceat(steps, np.arange(0, len(self.maxima), PART // BLOCK), axis=1)
 
 
 def measure(x: Floats, weight: float) -> Measured:
@@ -85,17 +98,23 @@ def allocate(tensors: list[Measured], budget: int) -> list[list[int]]:
     exact = np.repeat([tensor.exact_only for tensor in tensors], [tensor.parts for tensor in tensors])
     levels = np.where(exact, len(LEVELS) - 1, 0)
     left = budget - int(sizes[-1, exact].sum())
-    closed = set[int]()
-    for part, level, cost in _raises(np.where(exact, 0, effects), sizes):
-        if cost > left or part in closed:
-            closed.add(part)
-        else:
-            levels[part], left = level, left - cost
+    parts, raised, costs = _raises(effects, sizes)
+    done = _fitting(parts, costs, left)
+    levels[parts[done]] = raised[done]  # of several steps of a part the last one counts
     bits = np.array(LEVELS)[levels]
     return [part.tolist() for part in np.split(bits, np.cumsum([tensor.parts for tensor in tensors])[:-1])]
 
 
-def _raises(effects: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+def _energies(x: Floats) -> NDArray[np.float64]:
+    """Sum of the squares of each part of x [N]."""
+    whole = len(x) // PART * PART
+    parts, rest = x[:whole].reshape(-1, PART), x[whole:]
+    # One dot product for each part, in the order of `vdot`: other sums would round otherwise, and change the bytes.
+    energies = np.matmul(parts[:, None, :], parts[:, :, None]).reshape(-1).astype(np.float64)
+    return np.append(energies, np.vdot(rest, rest)) if len(rest) else energies
+
+
+def _raises(effects: NDArray[np.float64], sizes: Integers) -> tuple[Integers, Integers, Integers]:
     """Part, new level and further bytes of all steps along the hulls, those first that avoid most per byte."""
     parts, indices = np.arange(effects.shape[1]), np.arange(len(LEVELS))[:, None]
     level, found = np.zeros_like(parts), []
@@ -103,9 +122,25 @@ def _raises(effects: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[tupl
         cost = sizes - sizes[level, parts]
         gains = np.where(indices > level, (effects[level, parts] - effects) / np.maximum(cost, 1), 0)
         best = gains.argmax(axis=0)
-        worth = gains[best, parts] > 0
-        found.append(np.stack([gains[best, parts], parts, best, cost[best, parts]])[:, worth])
+        gain = gains[best, parts]
+        worth = gain > 0
+        found.append((gain[worth], parts[worth], best[worth], cost[best, parts][worth]))
         level = np.where(worth, best, level)
-    steps = np.concatenate(found, axis=1)
-    order = np.argsort(-steps[0], kind="stable")
-    return [(int(part), int(above), int(cost)) for part, above, cost in steps[1:, order].T.tolist()]
+    gain, *steps = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.argsort(-gain, kind="stable")
+    part, raised, cost = (each[order] for each in steps)
+    return part, raised, cost
+
+
+def _fitting(parts: Integers, costs: Integers, left: int) -> NDArray[np.bool_]:
+    """Which steps are done, one after another: those that still fit, if no earlier one of their part did not."""
+    done = np.cumsum(costs) <= left  # as long as all fit, which most of those do that ever will
+    first = int(np.count_nonzero(done))
+    left -= int(costs[:first].sum())
+    closed = set[int]()
+    for step, part, cost in zip(range(first, len(parts)), parts[first:].tolist(), costs[first:].tolist(), strict=True):
+        if cost > left or part in closed:
+            closed.add(part)
+        else:
+            done[step], left = True, left - cost
+    return done

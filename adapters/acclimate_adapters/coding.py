@@ -83,10 +83,10 @@ def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
     measured = [measure(_numbers(tensor), weights[name]) for name, tensor in coded.items()]
     bits = allocate(measured, int(budget * sum(tensor.nbytes for tensor in coded.values())))
     dither = rounding.Dither(state.step)
-    codes = b"".join(piece for each in zip(measured, bits, strict=True) for piece in _encoded(*each, dither))
+    codes = bytearray().join(piece for each in zip(measured, bits, strict=True) for piece in _encoded(*each, dither))
     table = {name: [[*t.shape], _spell(parts)] for (name, t), parts in zip(coded.items(), bits, strict=True)}
     kept = {name: tensor for name, tensor in state.tensors.items() if name not in coded}
-    tensors = kept | {_TABLE: _bytes_as_tensor(json.dumps(table).encode()), _CODES: _bytes_as_tensor(codes)}
+    tensors = kept | {_TABLE: _bytes_as_tensor(bytearray(json.dumps(table).encode())), _CODES: _bytes_as_tensor(codes)}
     return State(_FORM + state.adapter, state.layout, state.model, state.step, tensors).to_bytes()
 
 
@@ -149,5 +149,5 @@ def _spell(bits: Sequence[int]) -> str:
     return "".join(str(LEVELS.index(each)) for each in bits)
 
 
-def _bytes_as_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+def _bytes_as_tensor(data: bytearray) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
