@@ -100,7 +100,7 @@ def allocate(tensors: list[Measured], budget: int) -> list[list[int]]:
     left = budget - int(sizes[-1, exact].sum())
     parts, raised, costs = _raises(effects, sizes)
     done = _fitting(parts, costs, left)
-    levels[parts[done]] = raised[done]  # of several steps of a part the last one counts
+    np.maximum.at(levels, parts[done], raised[done])
     bits = np.array(LEVELS)[levels]
     return [part.tolist() for part in np.split(bits, np.cumsum([tensor.parts for tensor in tensors])[:-1])]
 
