@@ -25,7 +25,7 @@ from acclimate_service.bench.cost.bed import Count, Replica, count, over_http, r
 from acclimate_service.bench.cost.beside import in_process, replica_with_steps
 from acclimate_service.bench.cost.inputs import BUNDLES, fashion
 from acclimate_service.bench.cost.remote import in_blocks, local
-from acclimate_service.bench.cost.report import Report, verdict
+from acclimate_service.bench.cost.report import Report
 from acclimate_service.bench.cost.scripts import Fsync, measure_scripts
 from acclimate_service.bench.cost.takeover import measure_takeovers
 from acclimate_service.memory import keep_freed_memory
