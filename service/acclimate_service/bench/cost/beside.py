@@ -2,8 +2,8 @@
 
     python -m acclimate_service.bench.cost.beside
 
-One process is to do both: the same step of a ResNet-18 is 2 to 5 % slower or faster in one process than in the next, for
-as long as they live (presumably by where their memory lies), which is as much as serving costs.
+One process is to do both: the same step of a ResNet-18 is 2 to 5 % slower or faster in one process than in the next,
+for as long as they live (presumably by where their memory lies), which is as much as serving costs.
 """
 
 import sys
