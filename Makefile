@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml clients_sdk/pyproject.toml
+$(VENV)/.installed: pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[serve,cpu,embedded,bench]" --editable "./clients_sdk[images]" --group test --group check
+	$(BIN)/python -m pip install --quiet --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check
 	touch $@
 
 demo: setup
@@ -29,14 +29,14 @@ check: setup
 	PATH="$(BIN):$$PATH" $(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/acclimate bench speed
-	$(BIN)/acclimate bench serve
-	$(BIN)/acclimate bench state
-	$(BIN)/acclimate bench scale
-	$(BIN)/acclimate bench diet
-	$(BIN)/acclimate bench diet --network resnet18 --threads 2 --keep .data/bench-models
-	$(BIN)/acclimate bench accuracy
-	$(BIN)/acclimate bench guard --seeds 5
+	$(BIN)/acclimate-bench speed
+	$(BIN)/acclimate-bench serve
+	$(BIN)/acclimate-bench state
+	$(BIN)/acclimate-bench scale
+	$(BIN)/acclimate-bench diet
+	$(BIN)/acclimate-bench diet --network resnet18 --threads 2 --keep .data/bench-models
+	$(BIN)/acclimate-bench accuracy
+	$(BIN)/acclimate-bench guard --seeds 5
 
 clean:
 	rm -rf $(VENV) .data

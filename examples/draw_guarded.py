@@ -3,7 +3,7 @@
     python examples/demo.py --json demo.json
     python examples/draw_guarded.py demo.json docs/images/guard-demo.svg
 
-Needs matplotlib, of the extra `bench`.
+Needs matplotlib, which `pip install ./benchmarks` brings.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from acclimate_service.bench.plot import BLUE, GREY, INK, PALE, STYLE, VERMILLION, save
+from acclimate_bench.plot import BLUE, GREY, INK, PALE, STYLE, VERMILLION, save
 
 Moments = Sequence[Mapping[str, Any]]
 SERIES: Mapping[str, Mapping[str, Any]] = {

@@ -2,7 +2,7 @@
 
     python tools/make_bench_data.py FOLDER [--output benchmarks/data/fashion] [--anchors FILE]
 
-FOLDER has the layout that `acclimate_service.bench.fashion` describes, with all clients. The reduced set keeps the
+FOLDER has the layout that `acclimate_bench.fashion` describes, with all clients. The reduced set keeps the
 networks, the source quantities and, of the target clients, every fifth; recorded accuracies stay those of all clients,
 so that any selection of them can be compared. FILE holds labelled source images of the hybrid shift, `images`
 [M, N, 28, 28] and `labels` [M, N] of M source clients.
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from make_fashion_bundle import CLIENTS, LICENCE  # the same clients as in the sample streams, for the same reason
 
-from acclimate_service.bench.data import ACCURACY
-from acclimate_service.bench.fashion import ANCHORS, BALANCED, FASHION
+from acclimate_bench.data import ACCURACY
+from acclimate_bench.fashion import ANCHORS, BALANCED, FASHION
 
 ROOT = Path(__file__).resolve().parents[1]
 UNCHANGED = ("model.safetensors", "rates.json", "aux.npz", "balanced_source.npz")
@@ -26,7 +26,7 @@ KEPT = ("per_client", "clients", "images_per_client", "lr")  # of what is record
 README = """\
 # Reduced accuracy benchmark
 
-What `acclimate bench accuracy` reads by default: federated Fashion-MNIST with four kinds of shift between source and
+What `acclimate-bench accuracy` reads by default: federated Fashion-MNIST with four kinds of shift between source and
 target clients. Every folder holds the frozen network of its shift, what was measured on its 120 source clients, and 8
 of its 40 target clients, 200 images each; `accuracy.json` holds the accuracies of the reference programs on all 40.
 

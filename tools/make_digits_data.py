@@ -2,7 +2,7 @@
 
     python tools/make_digits_data.py FOLDER [--output benchmarks/data/digits]
 
-FOLDER has the layout that `acclimate_service.bench.digits` describes, with all clients. The reduced set keeps the
+FOLDER has the layout that `acclimate_bench.digits` describes, with all clients. The reduced set keeps the
 network, what was measured at its source and, of the clients, every other one; recorded accuracies stay those of all.
 """
 
@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from acclimate_service.bench.data import ACCURACY, MODEL, MOMENTS
-from acclimate_service.bench.digits import DIGITS
+from acclimate_bench.data import ACCURACY, MODEL, MOMENTS
+from acclimate_bench.digits import DIGITS
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = 2
 README = """\
 # Reduced digits benchmark
 
-A real change of domain, read by `acclimate bench` beside the simulated shifts of
+A real change of domain, read by `acclimate-bench` beside the simulated shifts of
 [`../fashion`](../fashion/README.md). A network learned from 9,000 MNIST digits (3 epochs, 97.7 % on held-out ones)
 answers clients whose digits come from another data set: other writers, 8 x 8 pixels, enlarged to 20 x 20 (bicubic) and
 framed to 28 x 28. Here are 10 of its 20 clients for each mix of classes, 200 images each, some of which several clients

@@ -14,7 +14,7 @@ from acclimate_adapters.errors import (
 )
 from acclimate_adapters.guard import guarded_step
 from acclimate_adapters.learning import Labelled, Learning, learns
-from acclimate_adapters.model import Direction, FrozenModel, Pass
+from acclimate_adapters.network.model import Direction, FrozenModel, Pass
 from acclimate_adapters.registry import ADAPTERS, create, schema
 from acclimate_adapters.source import Anchors, Source
 from acclimate_adapters.state import State

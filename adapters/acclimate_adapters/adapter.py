@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 from torch import Tensor
 
 from acclimate_adapters.errors import MissingSource
-from acclimate_adapters.model import FrozenModel, Pass
+from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.state import State
 
 Signal = float | tuple[float, ...]

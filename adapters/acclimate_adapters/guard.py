@@ -10,7 +10,7 @@ from acclimate_adapters import functional
 from acclimate_adapters.adapter import Adapter, Step
 from acclimate_adapters.errors import NumericalError
 from acclimate_adapters.functional import entropy
-from acclimate_adapters.model import FrozenModel, require_finite
+from acclimate_adapters.network.model import FrozenModel, require_finite
 from acclimate_adapters.state import State
 
 SMALLEST_COLLAPSE = 8  # rows; fewer may well show one class only

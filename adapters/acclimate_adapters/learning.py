@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter
-from acclimate_adapters.model import FrozenModel
+from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import State
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, FrozenOnly, Step
-from acclimate_adapters.balanced import Balanced
-from acclimate_adapters.balanced_passes import Passes
+from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.guard import finite, guard
-from acclimate_adapters.model import FrozenModel, Pass
+from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.state import State
 
 T = TypeVar("T")

@@ -5,25 +5,25 @@ from dataclasses import fields
 from typing import Any
 
 from acclimate_adapters.adapter import Adapter
-from acclimate_adapters.atp import Atp
-from acclimate_adapters.balanced import Balanced
-from acclimate_adapters.bbse import Bbse
-from acclimate_adapters.bn_adapt import BnAdapt
-from acclimate_adapters.chain import chain
-from acclimate_adapters.dynfed import DynFed
-from acclimate_adapters.em import Em
+from acclimate_adapters.balanced.balanced import Balanced
 from acclimate_adapters.errors import ConfigurationError, UnknownAdapter
-from acclimate_adapters.fed_ade import FedAde
-from acclimate_adapters.fedcal import FedCal
-from acclimate_adapters.fedthe import FedThe
-from acclimate_adapters.fedthe_plus import FedThePlus
 from acclimate_adapters.hyperparameters import schema as schema_of
-from acclimate_adapters.memo import Memo
-from acclimate_adapters.none import NoAdaptation
-from acclimate_adapters.shot import Shot
-from acclimate_adapters.surgical import Surgical
-from acclimate_adapters.t3a import T3a
-from acclimate_adapters.tent import Tent
+from acclimate_adapters.methods.atp import Atp
+from acclimate_adapters.methods.bbse import Bbse
+from acclimate_adapters.methods.bn_adapt import BnAdapt
+from acclimate_adapters.methods.chain import chain
+from acclimate_adapters.methods.dynfed import DynFed
+from acclimate_adapters.methods.em import Em
+from acclimate_adapters.methods.fed_ade.client import FedAde
+from acclimate_adapters.methods.fedcal import FedCal
+from acclimate_adapters.methods.fedthe.ensemble import FedThe
+from acclimate_adapters.methods.fedthe.plus import FedThePlus
+from acclimate_adapters.methods.memo import Memo
+from acclimate_adapters.methods.none import NoAdaptation
+from acclimate_adapters.methods.shot import Shot
+from acclimate_adapters.methods.surgical import Surgical
+from acclimate_adapters.methods.t3a import T3a
+from acclimate_adapters.methods.tent import Tent
 
 ADAPTERS: Mapping[str, type[Adapter]] = {
     "atp": Atp,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from acclimate_adapters.balanced.moments import layer_widths, source_moments
 from acclimate_adapters.errors import ConfigurationError, InputError
-from acclimate_adapters.moments import layer_widths, source_moments
 from acclimate_store.bundle import Bundle
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import MomentsError

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from acclimate_adapters import FrozenModel, create, missing
-from acclimate_adapters.moments import layer_widths
+from acclimate_adapters.balanced.moments import layer_widths
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import GraphError
 from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from acclimate_adapters import FrozenModel
-from acclimate_adapters.balanced_passes import Passed, Rows, Run, StemOutput, Terms, bent_pass
-from acclimate_adapters.moments import SourceMoments
-from acclimate_adapters.probes import Norm
+from acclimate_adapters.balanced.moments import SourceMoments
+from acclimate_adapters.balanced.passes import Passed, Rows, Run, StemOutput, Terms, bent_pass
+from acclimate_adapters.network.probes import Norm
 from acclimate_store.errors import GraphError
 from acclimate_store.onnx_export import export
 from acclimate_store.onnx_sessions import MODEL, OnnxSession

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, Source
-from acclimate_adapters.balanced_passes import Passes
+from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.architectures import build
 from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel
-from acclimate_adapters.graphs import PATIENCE
+from acclimate_adapters.network.graphs import PATIENCE
 from acclimate_store.bundle import PLAIN
 from acclimate_store.runtimes import TOLERANCE
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel, Pass
-from acclimate_adapters.balanced import Balanced
-from acclimate_adapters.balanced_passes import Passes
+from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.balanced.passes import Passes
 from acclimate_store.errors import GraphError
 from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
-from acclimate_service.configuration import Configurations, canonical
+from acclimate_service.compute.configuration import Configurations, canonical
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import Limits, Link, check_windows, connect
 from acclimate_store import Bundle, BundleKey, Catalogue

@@ -11,14 +11,13 @@ from pathlib import Path
 import uvloop
 
 from acclimate_adapters import AcclimateError
-from acclimate_service.advice import AdviceError, advise, fetch_evidence
-from acclimate_service.bench import cli as bench
-from acclimate_service.cohort import Round
-from acclimate_service.embedded import EmbeddedRedisError, running_at
+from acclimate_service.federated.cohort import Round
 from acclimate_service.service import open_service
 from acclimate_service.serving import serve
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import StateError
+from acclimate_service.state.redis.embedded import EmbeddedRedisError, running_at
+from acclimate_service.trials.advice import AdviceError, advise, fetch_evidence
 from acclimate_store import cli as models
 
 
@@ -47,7 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     advice.set_defaults(run=_run_advice)
     default_store = Settings.model_fields["model_store"].default
     models.add_parser(commands, Path(os.environ.get("ACCLIMATE_MODEL_STORE") or default_store))
-    bench.add_parser(commands)
     return parser
 
 

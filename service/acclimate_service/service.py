@@ -12,22 +12,25 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from acclimate_service.adapted import Adapted
-from acclimate_service.adapter_machine import AdapterMachine
 from acclimate_service.choices import candidates_of, configurations_of, connected, limits_of, load_bundle
-from acclimate_service.clients import Clients
-from acclimate_service.cohort import Rounds
-from acclimate_service.configuration import Configurations, canonical
-from acclimate_service.cores import available_cores
-from acclimate_service.device_cache import DeviceCache
-from acclimate_service.embedded import EmbeddedRedis
-from acclimate_service.engine import Engine
-from acclimate_service.feedback import Feedback
+from acclimate_service.clients.clients import Clients
+from acclimate_service.clients.engine import Engine
+from acclimate_service.clients.feedback import Feedback
+from acclimate_service.clients.replies import Replies
+from acclimate_service.clients.sessions import Sessions
+from acclimate_service.compute.adapted import Adapted
+from acclimate_service.compute.adapter_machine import AdapterMachine
+from acclimate_service.compute.configuration import Configurations, canonical
+from acclimate_service.compute.cores import available_cores
+from acclimate_service.compute.device_cache import DeviceCache
+from acclimate_service.compute.threads import background, pool
+from acclimate_service.compute.worker import Worker
+from acclimate_service.federated.cohort import Rounds
+from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.fleet import Fleet
-from acclimate_service.replies import Replies
-from acclimate_service.sessions import Sessions
+from acclimate_service.guard.pools import Pools
+from acclimate_service.metrics import Telemetry
 from acclimate_service.settings import Settings, SettingsError
-from acclimate_service.shadows import Candidate, Guard, Shadows, scope_of
 from acclimate_service.state import (
     Announcements,
     ClientScope,
@@ -44,13 +47,10 @@ from acclimate_service.state import (
     check,
     new_id,
 )
-from acclimate_service.state.cohorts import Cohorts
-from acclimate_service.state.pools import Pools
+from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state_metrics import StateMetrics
-from acclimate_service.switching import Beginnings, Duels
-from acclimate_service.telemetry import Telemetry
-from acclimate_service.threads import background, pool
-from acclimate_service.worker import Worker
+from acclimate_service.trials.shadows import Candidate, Guard, Shadows, scope_of
+from acclimate_service.trials.switching import Beginnings, Duels
 from acclimate_store import Bundle
 
 PROBE_S = 1.0

@@ -10,11 +10,11 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from acclimate_service.app import create_app
-from acclimate_service.memory import keep_freed_memory
-from acclimate_service.offers import summary
-from acclimate_service.protocol import WholeReplies
-from acclimate_service.server import DrainingServer
+from acclimate_service.clients.offers import summary
+from acclimate_service.compute.memory import keep_freed_memory
+from acclimate_service.http.app import create_app
+from acclimate_service.http.protocol import WholeReplies
+from acclimate_service.http.server import DrainingServer
 from acclimate_service.service import Service, open_service
 from acclimate_service.settings import Settings, SettingsError
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from acclimate_adapters import Anchors, FrozenModel, Source, Step, create
-from acclimate_adapters.moments import source_moments
+from acclimate_adapters.balanced.moments import source_moments
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

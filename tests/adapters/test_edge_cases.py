@@ -26,7 +26,7 @@ from acclimate_adapters import (
     guarded_step,
     missing,
 )
-from acclimate_adapters.moments import source_moments
+from acclimate_adapters.balanced.moments import source_moments
 
 QUICK = {"memo": {"views": 2}, "fedthe_plus": {"views": 2, "tuning_steps": 1}}
 NEED_BATCH_NORM = {"bn_adapt", "tent"}

@@ -24,11 +24,11 @@ from acclimate_adapters import (
     guarded_step,
 )
 from acclimate_adapters.adapter import FrozenOnly
-from acclimate_adapters.balanced import Balanced
-from acclimate_adapters.balanced_passes import TorchPasses
+from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.balanced.moments import SourceMoments
+from acclimate_adapters.balanced.passes import TorchPasses
 from acclimate_adapters.merged import Work, guarded_steps, in_torch, mergeable
-from acclimate_adapters.model import Pass
-from acclimate_adapters.moments import SourceMoments
+from acclimate_adapters.network.model import Pass
 
 QUICK: Mapping[str, Mapping[str, Any]] = {"memo": {"views": 2}, "fedthe_plus": {"views": 2, "tuning_steps": 1}}
 HEADS = ("bbse", "em", "fedcal", "fedthe", "none", "t3a")

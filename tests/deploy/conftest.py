@@ -20,8 +20,8 @@ import httpx
 import pytest
 import yaml
 
-from acclimate_service.embedded import EmbeddedRedis, find_server
 from acclimate_service.state import StoreFacts, Wire, check, connect
+from acclimate_service.state.redis.embedded import EmbeddedRedis, find_server
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(sys.executable).parent

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from acclimate_service.embedded import find_server
 from acclimate_service.settings import Settings
+from acclimate_service.state.redis.embedded import find_server
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPLETED = {"condition": "service_completed_successfully"}

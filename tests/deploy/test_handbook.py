@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from acclimate_service.metrics import Telemetry
 from acclimate_service.settings import Settings
 from acclimate_service.state import Limits
-from acclimate_service.telemetry import Telemetry
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

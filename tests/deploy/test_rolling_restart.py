@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from acclimate_service.server import let_last_in
+from acclimate_service.http.server import let_last_in
 
 SCALED = {
     "balance": (

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from acclimate_adapters import Adapter, FrozenModel, Source, create
-from acclimate_adapters.atp_training import average, refine
+from acclimate_adapters.methods.atp_training import average, refine
 
 
 def _beside(name: str) -> ModuleType:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import Adapter, FrozenModel, Pass, State, create
-from acclimate_adapters.fedthe import Settings, mix_heads
-from acclimate_adapters.moments import by_layer, layer_widths
+from acclimate_adapters.balanced.moments import by_layer, layer_widths
+from acclimate_adapters.methods.fedthe.ensemble import Settings, mix_heads
 
 Arrays = Mapping[str, np.ndarray]
 

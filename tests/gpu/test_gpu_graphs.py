@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel, create
-from acclimate_adapters.graphs import CudaCapture, Graphs, Outcome
-from acclimate_service.bench.cost.gpu_checks import METHODS, Place, check, differences, full_precision, images
-from acclimate_service.bench.cost.report import Report
+from acclimate_adapters.network.graphs import CudaCapture, Graphs, Outcome
+from acclimate_bench.cost.gpu_checks import METHODS, Place, check, differences, full_precision, images
+from acclimate_bench.cost.report import Report
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, Source, State, Step
-from acclimate_adapters.balanced import Balanced
-from acclimate_adapters.moments import source_moments
+from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.balanced.moments import source_moments
 from acclimate_store import Bundle, Catalogue, GraphError, load_streams
 from acclimate_store.balanced_onnx import OnnxPasses, export_balanced, export_stem
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from acclimate_adapters import Source, create, require
-from acclimate_adapters.moments import source_moments
+from acclimate_adapters.balanced.moments import source_moments
 from acclimate_store import BundleKey, Catalogue, Manifest, ManifestError, MomentsError, SampleError, write_bundle
 from acclimate_store.cli import add_parser
 from acclimate_store.labelled import labelled_images

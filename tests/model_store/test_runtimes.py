@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import ADAPTERS, FrozenModel, Source, Step, create, missing
+from acclimate_adapters.balanced.moments import source_moments
 from acclimate_adapters.merged import Work, guarded_steps
-from acclimate_adapters.moments import source_moments
 from acclimate_store import Bundle, BundleKey, Catalogue, GraphError, Manifest, write_bundle
 from acclimate_store.add_onnx import add_onnx
 from acclimate_store.cli import add_parser

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from acclimate_adapters import ADAPTERS, Anchors, FrozenModel, State, Step, create, guarded_step
 from acclimate_client import Client
-from acclimate_service.app import create_app
-from acclimate_service.embedded import EmbeddedRedis
-from acclimate_service.protocol import WholeReplies
+from acclimate_service.clients.sessions import Sessions
+from acclimate_service.http.app import create_app
+from acclimate_service.http.protocol import WholeReplies
 from acclimate_service.service import Service, open_service
-from acclimate_service.sessions import Sessions
 from acclimate_service.settings import Settings
+from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_store import Bundle, Catalogue, write_bundle
 from acclimate_store.architectures import build
 from acclimate_store.integrity import MODEL_FILE

@@ -9,8 +9,8 @@ from typing import Final
 
 from acclimate_service.guard.evidence import ALPHA, Counts
 from acclimate_service.guard.policy import Decision, Policy, by_policy, decide
+from acclimate_service.guard.pools import Pools, Share
 from acclimate_service.state import ClientScope, StateError
-from acclimate_service.state.pools import Pools, Share
 from acclimate_service.state.tasks import Tasks
 
 REFRESH_S: Final = 2.0

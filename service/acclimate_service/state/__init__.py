@@ -5,18 +5,6 @@ to a Redis or a Redis Cluster, `check` refuses one that could lose state, and `A
 say.
 """
 
-from acclimate_service.state.announcements import (
-    DROP,
-    HAND_OVER,
-    Announcements,
-)
-from acclimate_service.state.checks import (
-    Durability,
-    StoreFacts,
-    check,
-    check_windows,
-    inspect,
-)
 from acclimate_service.state.claims import (
     Claims,
 )
@@ -59,19 +47,8 @@ from acclimate_service.state.journal_records import (
     Stale,
     Undone,
 )
-from acclimate_service.state.keys import (
-    ClientScope,
-    fingerprint,
-    new_id,
-    random_rid,
-)
 from acclimate_service.state.limits import (
     Limits,
-)
-from acclimate_service.state.link import (
-    Link,
-    Single,
-    dial,
 )
 from acclimate_service.state.machine import (
     Applied,
@@ -113,15 +90,38 @@ from acclimate_service.state.records import (
     Snapshot,
     Used,
 )
+from acclimate_service.state.redis.announcements import (
+    DROP,
+    HAND_OVER,
+    Announcements,
+)
+from acclimate_service.state.redis.checks import (
+    Durability,
+    StoreFacts,
+    check,
+    check_windows,
+    inspect,
+)
+from acclimate_service.state.redis.keys import (
+    ClientScope,
+    fingerprint,
+    new_id,
+    random_rid,
+)
+from acclimate_service.state.redis.link import (
+    Link,
+    Single,
+    dial,
+)
+from acclimate_service.state.redis.wire import (
+    Wire,
+    connect,
+)
 from acclimate_service.state.session import (
     Session,
 )
 from acclimate_service.state.store import (
     StateStore,
-)
-from acclimate_service.state.wire import (
-    Wire,
-    connect,
 )
 
 __all__ = [

@@ -13,8 +13,8 @@ from io import BytesIO
 from typing import Final, TypeVar
 
 from acclimate_service.state.errors import StateCorrupt
-from acclimate_service.state.keys import ClientScope
 from acclimate_service.state.records import Restored
+from acclimate_service.state.redis.keys import ClientScope
 
 T = TypeVar("T")
 _HEADER: Final = struct.Struct(">4sB16s8sQQB")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from acclimate_service.state.held import Track
-from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.machine import Machine, Policy, S
 from acclimate_service.state.observing import Observer, Silent
+from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.store import StateStore
 
 

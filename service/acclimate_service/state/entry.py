@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from acclimate_service.state.errors import StateCorrupt
-from acclimate_service.state.keys import ClientScope
+from acclimate_service.state.redis.keys import ClientScope
 
 _PREFIX: Final = struct.Struct(">4sBI")
 _HEADER: Final = struct.Struct(">QQ16sBBIQB")

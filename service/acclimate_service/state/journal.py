@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from acclimate_service.state import journal_replies as replies
-from acclimate_service.state.announcements import HAND_OVER
 from acclimate_service.state.blob import Sealed, hashing, seal
 from acclimate_service.state.entry import Batch, Entry, encode
 from acclimate_service.state.errors import StateCorrupt
@@ -16,12 +15,13 @@ from acclimate_service.state.journal_records import (
     UndoOutcome,
     Written,
 )
-from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Head, Snapshot
-from acclimate_service.state.scripts import ANSWER, APPEND, FLIP, OPEN, RELEASE, UNDO
+from acclimate_service.state.redis.announcements import HAND_OVER
+from acclimate_service.state.redis.keys import ClientScope, new_id
+from acclimate_service.state.redis.scripts import ANSWER, APPEND, FLIP, OPEN, RELEASE, UNDO
+from acclimate_service.state.redis.wire import Argument, Wire
 from acclimate_service.state.snapshots import Snapshots
-from acclimate_service.state.wire import Argument, Wire
 
 
 class Journal:

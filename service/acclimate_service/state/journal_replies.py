@@ -18,8 +18,8 @@ from acclimate_service.state.journal_records import (
     UndoOutcome,
 )
 from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Gone, Incomplete
+from acclimate_service.state.redis.wire import Reply
 from acclimate_service.state.replies import change_outcome, head_of
-from acclimate_service.state.wire import Reply
 
 
 def open_outcome(reply: Reply) -> OpenOutcome:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from acclimate_service.state.errors import Effect
-from acclimate_service.state.keys import new_id
+from acclimate_service.state.redis.keys import new_id
 
 
 @dataclass(frozen=True, slots=True)

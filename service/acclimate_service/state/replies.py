@@ -24,7 +24,7 @@ from acclimate_service.state.records import (
     Snapshot,
     Used,
 )
-from acclimate_service.state.wire import Reply
+from acclimate_service.state.redis.wire import Reply
 
 
 def loaded(reply: Reply) -> Loaded:

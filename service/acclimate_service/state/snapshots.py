@@ -3,11 +3,11 @@
 import asyncio
 
 from acclimate_service.state import replies
-from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import Conflict, Gone, Snapshot
-from acclimate_service.state.scripts import CHUNK
-from acclimate_service.state.wire import Wire
+from acclimate_service.state.redis.keys import ClientScope, new_id
+from acclimate_service.state.redis.scripts import CHUNK
+from acclimate_service.state.redis.wire import Wire
 
 
 class Snapshots:

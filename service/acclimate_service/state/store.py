@@ -6,11 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from acclimate_service.state import replies
-from acclimate_service.state.announcements import DROP
 from acclimate_service.state.blob import hashing, seal, unseal_pieces
 from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
-from acclimate_service.state.keys import ClientScope, new_id
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import (
     Absent,
@@ -28,9 +26,11 @@ from acclimate_service.state.records import (
     ReadOutcome,
     ResetOutcome,
 )
-from acclimate_service.state.scripts import COMMIT, DELETE, LOAD, RESET
+from acclimate_service.state.redis.announcements import DROP
+from acclimate_service.state.redis.keys import ClientScope, new_id
+from acclimate_service.state.redis.scripts import COMMIT, DELETE, LOAD, RESET
+from acclimate_service.state.redis.wire import Argument, Reply, Wire
 from acclimate_service.state.snapshots import Snapshots
-from acclimate_service.state.wire import Argument, Reply, Wire
 
 
 class StateStore:

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import redis
 
-from acclimate_service.embedded import find_server
+from acclimate_service.state.redis.embedded import find_server
 
 ROOT = Path(__file__).parents[3]
 PORTS = range(20_000, 30_000)  # below those that the kernel gives to outgoing connections, which could take ours

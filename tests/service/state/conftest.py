@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.state import (
     Applied,
     Attempt,
@@ -37,7 +36,8 @@ from acclimate_service.state import (
     dial,
     random_rid,
 )
-from acclimate_service.state.cluster import Cluster
+from acclimate_service.state.redis.cluster import Cluster
+from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `checker` and `faulty_link`
 from checker.recorder import Recorder

@@ -17,7 +17,7 @@ from redis import Redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import MovedError, RedisError
 
-from acclimate_service.embedded import find_server
+from acclimate_service.state.redis.embedded import find_server
 
 MASTERS = 3
 BUS = 10_000  # a node talks to others at its port and this

@@ -14,7 +14,7 @@ from checker.lab import open_lab, patched  # noqa: E402
 from checker.mutations import MUTATIONS  # noqa: E402
 from checker.profile import Profile  # noqa: E402
 
-from acclimate_service.embedded import EmbeddedRedis  # noqa: E402
+from acclimate_service.state.redis.embedded import EmbeddedRedis  # noqa: E402
 
 
 def tell(history: History) -> None:

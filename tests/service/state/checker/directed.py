@@ -13,7 +13,6 @@ from checker.profile import Profile
 from checker.toy import PROBE, Toy, ToyState, answer_after, batch_of
 from redis.exceptions import RedisError
 
-from acclimate_service.embedded import EmbeddedRedis
 from acclimate_service.state import (
     Attempt,
     Basis,
@@ -29,6 +28,7 @@ from acclimate_service.state import (
     Wire,
     random_rid,
 )
+from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 MODEL = MODELS[0]
 

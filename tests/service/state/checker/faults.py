@@ -12,8 +12,9 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from acclimate_service.state import Link, scripts
-from acclimate_service.state.link import Asked, Target, Unreachable
+from acclimate_service.state import Link
+from acclimate_service.state.redis import scripts
+from acclimate_service.state.redis.link import Asked, Target, Unreachable
 
 NAMES = {script.sha: script.name for script in vars(scripts).values() if isinstance(script, scripts.Script)}
 

@@ -13,8 +13,9 @@ from checker.profile import Profile
 from checker.verdict import judge
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 
-from acclimate_service.state import Link, connect, scripts
-from acclimate_service.state.cluster import Cluster
+from acclimate_service.state import Link, connect
+from acclimate_service.state.redis import scripts
+from acclimate_service.state.redis.cluster import Cluster
 
 ALL = {each.name: each for each in vars(scripts).values() if isinstance(each, scripts.Script)}
 PATIENCE = 60.0  # seconds for one history; far more than any needs

@@ -10,7 +10,8 @@ from checker import flows
 from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
 
-from acclimate_service.state import Journal, Loaded, Request, StateStore, wire
+from acclimate_service.state import Journal, Loaded, Request, StateStore
+from acclimate_service.state.redis import wire
 from acclimate_service.state.replaying import Replays
 from acclimate_service.state.snapshotting import Snapshotter
 from acclimate_service.state.writing import Writer

@@ -1,0 +1,63 @@
+"""What `balanced` knows of a client, and the state that holds it."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate_adapters.balanced.moments import SourceMoments
+from acclimate_adapters.functional import Numbers, numbers
+from acclimate_adapters.state import State
+
+
+class Hypothesis(NamedTuple):
+    """What a client's rows looked like under one explanation of them."""
+
+    posterior: Numbers  # [K], mean over the rows
+    moments: Tensor  # [2, C], means over the rows of a and b at all layers, channels side by side
+
+    def after(self, log_p: Numbers, moments: Tensor, weight: float) -> "Hypothesis":
+        """With a batch folded in: its log-posteriors [B, K], the moments after it, its weight among all rows."""
+        return Hypothesis(self.posterior_after(log_p, weight), moments)
+
+    def posterior_after(self, log_p: Numbers, weight: float) -> Numbers:
+        """The mean posterior [K] with a batch folded in."""
+        mean: Numbers = np.exp(log_p).mean(axis=0)
+        return self.posterior + weight * (mean - self.posterior)
+
+
+class Client(NamedTuple):
+    """What is known of a client."""
+
+    rows: float  # n; fractional once rows are partly forgotten
+    h0: Hypothesis
+    h1: Hypothesis
+    labelled: Numbers | None = None  # [K], counts of true labels; None where they are not to count
+
+    @classmethod
+    def fresh(cls, source: SourceMoments, *, learns: bool = False) -> "Client":
+        """One that has sent nothing yet, and whose labels are to count or not."""
+        zeros = np.zeros_like(source.shares)
+        nothing = Hypothesis(zeros, torch.zeros_like(source.overall))
+        return cls(0.0, nothing, nothing, zeros if learns else None)
+
+    def pack(self) -> dict[str, Tensor]:
+        """The tensors of a state, in the precision and on the device of the moments."""
+        tensors = {"rows": torch.tensor(self.rows, dtype=torch.float64)}
+        for name, (posterior, moments) in {"h0": self.h0, "h1": self.h1}.items():
+            tensors |= {f"{name}.posterior": moments.new_tensor(posterior), f"{name}.moments": moments}
+        if self.labelled is not None:
+            tensors["labelled"] = self.h0.moments.new_tensor(self.labelled)
+        return tensors
+
+    @classmethod
+    def unpack(cls, state: State, like: Tensor) -> "Client":
+        """The inverse of `pack`; moments on the device and in the precision of another tensor."""
+        tensors = state.tensors
+        h0, h1 = (
+            Hypothesis(numbers(tensors[f"{name}.posterior"]), tensors[f"{name}.moments"].to(like))
+            for name in ("h0", "h1")
+        )
+        labelled = tensors.get("labelled")
+        return cls(float(tensors["rows"]), h0, h1, None if labelled is None else numbers(labelled))

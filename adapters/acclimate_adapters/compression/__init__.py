@@ -1,0 +1,1 @@
+"""States in fewer bytes."""

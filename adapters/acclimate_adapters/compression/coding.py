@@ -1,0 +1,153 @@
+"""States as fewer bytes: every part of a tensor at as many bits as its error matters.
+
+A coded state is a `State` too, whose adapter is named `coded.1:<name>`, so that nobody takes it for the state itself:
+its tensors are those that stay as they are, the codes of the others one after another, and a JSON table of these. The
+1 is the version of the form.
+
+Why it rounds stochastically. What is restored goes on: it is stepped, and stored again. The step of a mean over k
+batches is of the order of 1/k, soon less than half a rounding step, and rounding to the nearest would undo each of
+them: the mean would stop following the client. A random part of a step, added before rounding down, lets through each
+change in proportion; the mean error is 0 however often a state is stored. Its scales being powers of two, a restored
+number lies on the same steps when it is stored again, and only what changed is rounded anew, so that the variance stays
+bounded too: with a step d and changes c / k it tends to d c / 2. The random numbers come from the number of batches:
+equal states are equal bytes on every replica.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acclimate_adapters.adapter import Adapter
+from acclimate_adapters.compression import rounding
+from acclimate_adapters.compression.allocation import LEVELS, PART, Measured, allocate, measure
+from acclimate_adapters.errors import StateCorrupt
+from acclimate_adapters.network.model import FrozenModel
+from acclimate_adapters.state import State
+
+_FORM: Final = "coded.1:"
+_TABLE, _CODES = "coded:table", "coded:codes"
+
+
+@runtime_checkable
+class Tolerant(Protocol):
+    """An adapter whose state may be stored with errors."""
+
+    def sensitivity(self, model: FrozenModel) -> Mapping[str, float]:
+        """Weight of an error in those tensors of the state that tolerate one; above 0.
+
+        Errors of two tensors, each as the root of its mean square times this weight, are to do the same harm.
+        """
+        ...
+
+
+def sensitivity(adapter: Adapter, model: FrozenModel) -> Mapping[str, float]:
+    """What an adapter says of its tensors; nothing if they are to stay as they are."""
+    return adapter.sensitivity(model) if isinstance(adapter, Tolerant) else {}
+
+
+def scale(model: FrozenModel, module: str) -> float:
+    """What the size of a change of a module is to be compared with, in root mean square.
+
+    Parameters with the weight of their layer, running means with the standard deviation, running variances with
+    themselves; 1 where that is 0.
+    """
+    layer, _, kind = module.rpartition(".")
+    if kind == "running_mean":
+        return float(model.tensor(f"{layer}.running_var").clamp_min(0).mean().sqrt()) or 1.0
+    weight = f"{layer}.weight" if layer else "weight"
+    compared = weight if kind != "running_var" and weight in model.modules else module
+    return float(model.tensor(compared).double().square().mean().sqrt()) or 1.0
+
+
+def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
+    """Serialise; equal states give equal bytes, whatever the order of their tensors.
+
+    Tensors of another type than float32, and those with numbers that are not finite or above 2^56, stay exact.
+
+    Args:
+        state: what to store.
+        budget: share of their exact bytes that the tensors with a weight may take, above 0; from 1 on the state is
+            stored as `State.to_bytes` does it. The table adds some 40 bytes for each tensor.
+        weights: `sensitivity` of its adapter.
+    """
+    named = sorted(state.tensors.items())
+    coded = {name: t for name, t in named if name in weights and t.dtype is torch.float32 and t.numel()}
+    if budget >= 1 or not coded:
+        return state.to_bytes()
+    measured = [measure(_numbers(tensor), weights[name]) for name, tensor in coded.items()]
+    bits = allocate(measured, int(budget * sum(tensor.nbytes for tensor in coded.values())))
+    dither = rounding.Dither(state.step)
+    codes = bytearray().join(piece for each in zip(measured, bits, strict=True) for piece in _encoded(*each, dither))
+    table = {name: [[*t.shape], _spell(parts)] for (name, t), parts in zip(coded.items(), bits, strict=True)}
+    kept = {name: tensor for name, tensor in state.tensors.items() if name not in coded}
+    tensors = kept | {_TABLE: _bytes_as_tensor(bytearray(json.dumps(table).encode())), _CODES: _bytes_as_tensor(codes)}
+    return State(_FORM + state.adapter, state.layout, state.model, state.step, tensors).to_bytes()
+
+
+def decode(data: bytes) -> State:
+    """Read what `encode` or `State.to_bytes` wrote; the tensors are on the CPU.
+
+    Raises:
+        StateCorrupt: the bytes are not a state.
+    """
+    state = State.from_bytes(data)
+    if not state.adapter.startswith(_FORM):
+        return state
+    try:
+        table = json.loads(state.tensors[_TABLE].numpy().tobytes())
+        decoded = _decoded(table, state.tensors[_CODES].numpy().data)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        raise StateCorrupt(f"these bytes are not a coded state: {error}") from error
+    kept = {name: tensor for name, tensor in state.tensors.items() if name not in (_TABLE, _CODES)}
+    return State(state.adapter.removeprefix(_FORM), state.layout, state.model, state.step, kept | decoded)
+
+
+def _numbers(tensor: Tensor) -> rounding.Floats:
+    numbers: rounding.Floats = tensor.detach().cpu().contiguous().reshape(-1).numpy()
+    return numbers
+
+
+def _encoded(tensor: Measured, bits: Sequence[int], dither: rounding.Dither) -> Iterator[bytes]:
+    for level, first, last in _stretches(bits, len(tensor.x)):
+        maxima = tensor.maxima[first // rounding.BLOCK : -(-last // rounding.BLOCK)]
+        yield rounding.encode(tensor.x[first:last], maxima, level, dither)
+
+
+def _decoded(table: Mapping[str, tuple[list[int], str]], codes: memoryview) -> dict[str, Tensor]:
+    tensors, at = dict[str, Tensor](), 0
+    for name, (shape, spelt) in table.items():
+        n, bits = math.prod(shape), [LEVELS[int(digit)] for digit in spelt]
+        if len(bits) != -(-n // PART):
+            raise ValueError(f"{name} of shape {shape} has not {len(bits)} parts")
+        numbers = np.empty(n, np.float32)
+        for level, first, last in _stretches(bits, n):
+            end = at + rounding.nbytes(last - first, level)
+            rounding.decode(codes[at:end], level, numbers[first:last])
+            at = end
+        tensors[name] = torch.from_numpy(numbers).reshape(shape)
+    if at != len(codes):
+        raise ValueError(f"there are {len(codes)} bytes of codes, not {at}")
+    return tensors
+
+
+def _stretches(bits: Sequence[int], n: int) -> Iterator[tuple[int, int, int]]:
+    """Level, first and last number (exclusive) of neighbouring parts that share a level."""
+    part = 0
+    for level, group in groupby(bits):
+        first, part = part, part + len([*group])
+        yield level, first * PART, min(part * PART, n)
+
+
+def _spell(bits: Sequence[int]) -> str:
+    """One digit for each part."""
+    return "".join(str(LEVELS.index(each)) for each in bits)
+
+
+def _bytes_as_tensor(data: bytearray) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""The methods of the papers and their baselines, one file per paper, and the mathematics that they share."""

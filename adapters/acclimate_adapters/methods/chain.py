@@ -1,0 +1,133 @@
+"""Chains: an adapter that changes the weights, followed by one that corrects the class prior of its answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from acclimate_adapters.adapter import Adapter, Step, enrols
+from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.errors import ConfigurationError
+from acclimate_adapters.learning import Labelled, learns
+from acclimate_adapters.methods.fed_ade.client import FedAde
+from acclimate_adapters.methods.priors import PriorCorrection
+from acclimate_adapters.network.model import FrozenModel
+from acclimate_adapters.state import State
+
+LAYOUTS = 1000  # the layouts of two parts a and b make the layout 1000 a + b
+OWN_PRIOR = Balanced, FedAde  # they change the weights or statistics and answer under a class prior of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Two adapters as one; made by `chain`.
+
+    Method:
+        (logits, features) = answer of `weights` to the batch
+        logits             = what `prior` makes of them, whose window thus holds answers of the adapted weights
+
+    The state holds both parts' tensors, each under the name of its part, and counts the batches of both. The signals
+    are those of both parts; where both measure the same, it is the answer's that counts.
+
+    Departures: none of its own. The class prototypes of FedCal were measured with the global weights.
+
+    Args:
+        weights: changes the weights or the statistics.
+        prior: corrects the class prior.
+    """
+
+    weights: Adapter
+    prior: PriorCorrection
+
+    @property
+    def name(self) -> str:
+        """The names of the parts, joined by a plus sign."""
+        return f"{self.weights.name}+{self.prior.name}"
+
+    @property
+    def layout(self) -> int:
+        """Changes whenever the layout of a part does."""
+        return LAYOUTS * self.weights.layout + self.prior.layout
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What either part needs."""
+        return self.weights.needs | self.prior.needs
+
+    @property
+    def enrols(self) -> bool:
+        """Whether the weights are enrolled."""
+        return enrols(self.weights)
+
+    @property
+    def learns(self) -> bool:
+        """Whether true labels count for either part."""
+        return learns(self.weights) or learns(self.prior)
+
+    def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
+        """The state of a client that has sent nothing yet; an enrolment goes to the weights."""
+        parts = self.weights.init(model, **enrolment), self.prior.init(model)
+        return State(self.name, self.layout, model.content_hash, tensors=_join(parts))
+
+    def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
+        """The state with labelled rows taken in by those parts that learn from them, as `Learning.learn`."""
+        state.require(self.name, self.layout, model.content_hash)
+        parts = [
+            part.learn(model, _part(state, part), rows) if learns(part) else _part(state, part)
+            for part in (self.weights, self.prior)
+        ]
+        return replace(state, tensors=_join(parts))
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        state.require(self.name, self.layout, model.content_hash)
+        adapted = self.weights.step(model, _part(state, self.weights), x)
+        if adapted.features is None:
+            raise ConfigurationError(f"adapter {self.weights.name!r} shows no features that {self.name!r} could use")
+        answer = self.prior.correct(model, _part(state, self.prior), adapted.logits, adapted.features)
+        new = state.next(_join((adapted.state, answer.state)))
+        signals = {**adapted.signals, **answer.signals}
+        return Step(answer.logits, new, signals, adapted.frozen_logits, adapted.features, uncorrected=adapted.logits)
+
+
+def chain(parts: Sequence[Adapter]) -> Chain:
+    """Join adapters in the order in which they act: weights first, prior last.
+
+    Raises:
+        ConfigurationError: the order makes no sense, with the reason.
+    """
+    names = [part.name for part in parts]
+    whole = "+".join(names)
+    priors = [part.name for part in parts if isinstance(part, PriorCorrection)]
+    weights = [name for name in names if name not in priors]
+    correcting = [part.name for part in parts if isinstance(part, (PriorCorrection, *OWN_PRIOR))]
+    if "none" in names:
+        raise ConfigurationError(f"{whole!r}: 'none' changes nothing; leave it out")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"{whole!r}: an adapter can act once only; leave the repetition out")
+    if len(weights) > 1:
+        raise ConfigurationError(
+            f"{whole!r}: {' and '.join(weights)} each start from the global weights; use one of them"
+        )
+    if len(correcting) > 1:
+        raise ConfigurationError(
+            f"{whole!r}: {' and '.join(correcting)} would correct the same class prior twice; use one of them"
+        )
+    first, last = parts if len(parts) == 2 else (None, None)
+    if first is None or not isinstance(last, PriorCorrection):
+        raise ConfigurationError(
+            f"{whole!r}: a prior is corrected on what the weights answer; write {'+'.join(weights + priors)!r}"
+        )
+    return Chain(first, last)
+
+
+def _join(parts: Sequence[State]) -> dict[str, Tensor]:
+    return {f"{part.adapter}.{name}": tensor for part in parts for name, tensor in part.tensors.items()}
+
+
+def _part(state: State, adapter: Adapter) -> State:
+    prefix = f"{adapter.name}."
+    tensors: Mapping[str, Tensor] = {
+        name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)
+    }
+    return State(adapter.name, adapter.layout, state.model, state.step, tensors)

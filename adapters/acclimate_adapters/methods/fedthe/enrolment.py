@@ -1,0 +1,89 @@
+"""How a client of FedTHE enrols: its personal head and local descriptor, from labelled examples."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from acclimate_adapters.errors import InputError, MissingSource
+from acclimate_adapters.functional import class_labels, single
+from acclimate_adapters.network.model import FrozenModel
+
+HEAD_EPOCHS, HEAD_BATCH, HEAD_LR, HEAD_WEIGHT_DECAY = 100, 32, 0.01, 5e-4  # the paper's 100 rounds of one epoch each
+
+
+def enrol(model: FrozenModel, seed: int, enrolment: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an enrolled client's state, none without enrolment; arguments as `FedThe.init`."""
+    global_descriptor(model)  # a missing one is an error now, not at the first batch
+    match sorted(enrolment):
+        case []:
+            return {}
+        case ["labels", "x"]:
+            head, descriptor = personalise(model, enrolment["x"], enrolment["labels"], seed)
+        case ["descriptor", "personal_head"]:
+            head = _fitting(model, "personal_head", enrolment["personal_head"], (model.classes, model.feature_size))
+            descriptor = _fitting(model, "descriptor", enrolment["descriptor"], (model.feature_size,))
+        case given:
+            raise InputError(f"enrol with x and labels or with personal_head and descriptor, not with {given}")
+    return enrolled(head, descriptor)
+
+
+def enrolled(personal_head: Tensor, descriptor: Tensor) -> dict[str, Tensor]:
+    """The tensors of the state of a client that has just enrolled."""
+    return {
+        "personal_head": personal_head,  # [K, d]
+        "descriptor": descriptor,  # [d], h^l
+        "history": torch.zeros_like(descriptor),  # [d], h^history once there is a sample
+        "samples": torch.zeros((), dtype=torch.int64),
+    }
+
+
+def personalise(model: FrozenModel, x: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Personal head [K, d] and local descriptor h^l [d] of labelled examples (Algorithm 1, section 4.2).
+
+    Args:
+        model: gives the features; the extractor stays frozen.
+        x: [N, C, H, W], normalised.
+        labels: [N], int64 in 0..K-1.
+        seed: order of the examples.
+    """
+    features = single(model.features(x))
+    labels = class_labels(labels, len(features), model.classes)
+    targets = one_hot(labels.to(features.device), model.classes).to(features.dtype)
+    return train_head(features, targets, seed), features.mean(0)
+
+
+def train_head(features: Tensor, targets: Tensor, seed: int) -> Tensor:
+    """Weight [K, d] of a linear head without bias: SGD on the mean cross-entropy, from 0.
+
+    Args:
+        features: [N, d].
+        targets: [N, K], one-hot.
+        seed: order of the examples.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight = features.new_zeros(targets.shape[1], features.shape[1])
+    for _ in range(HEAD_EPOCHS):
+        order = torch.randperm(len(features), generator=generator).to(features.device)
+        for rows in torch.split(order, HEAD_BATCH):
+            residual = torch.softmax(features[rows] @ weight.T, -1) - targets[rows]
+            gradient = residual.T @ features[rows] / len(rows)
+            weight = weight - HEAD_LR * (gradient + HEAD_WEIGHT_DECAY * weight)
+    return weight
+
+
+def global_descriptor(model: FrozenModel) -> Tensor:
+    """h^g [d] of the source.
+
+    Raises:
+        MissingSource: the model carries none.
+    """
+    if model.source.descriptor is None:
+        raise MissingSource("the ensemble of two heads needs descriptor, which the model does not carry")
+    return model.source.descriptor
+
+
+def _fitting(model: FrozenModel, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A copy of an enrolled tensor in the model's precision, single at least."""
+    if tensor.shape != shape or not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{name} must be finite and of shape {[*shape]}; its shape is {[*tensor.shape]}")
+    return single(tensor.to(model.device, model.dtype, copy=True))

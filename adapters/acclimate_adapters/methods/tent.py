@@ -1,0 +1,148 @@
+"""Tent: entropy minimisation through the affine parameters of BatchNorm (Wang et al., ICLR 2021)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from acclimate_adapters.adapter import Step, require
+from acclimate_adapters.errors import ConfigurationError, StateMismatch
+from acclimate_adapters.functional import entropy, single
+from acclimate_adapters.hyperparameters import check, choice, names, real
+from acclimate_adapters.network.gradient import BatchStatistics, gradient
+from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
+from acclimate_adapters.state import State
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # Adam's customary constants, which the authors use
+MEAN, SQUARE = "adam.mean.", "adam.square."
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Tent:
+    """Normalise by the batch and take one step per batch on the entropy of the predictions.
+
+    Method (equations numbered here):
+        theta  weight and bias of the BatchNorm layers `layers`; carried from batch to batch, all else stays frozen
+        H      = -sum_k p_k ln p_k, the entropy of one prediction; L is its mean over the batch        (1)
+        SGD    theta <- theta - lr dL/dtheta                                                           (2)
+        Adam   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2                                       (3)
+               theta <- theta - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps), t the batch        (4)
+        logits come from the pass that L was measured on: the answer is from *before* this batch's update, as in the
+        authors' program. Every BatchNorm layer, trained or not, normalises by the batch (biased variance), and the
+        gradient flows through its statistics. No other layer leaves evaluation mode.
+
+    Departures:
+        The affine parameters of all BatchNorm layers are trained; the authors' program collects BatchNorm2d only: name
+        those in `layers` to reproduce it.
+        A layer that sees one value per channel normalises by its running statistics; a signal counts such layers.
+        SGD has no momentum.
+
+    Args:
+        lr: step size, 0..100. At 0 the method is plain batch normalisation, not the frozen model.
+        optimizer: "sgd" or "adam".
+        layers: names of the BatchNorm layers whose weight and bias are trained; all of them when empty.
+
+    Raises:
+        ConfigurationError: `init` and `step`, a name in `layers` is no BatchNorm layer of the model.
+
+    Reference: Wang, Shelhamer, Liu, Olshausen, Darrell: "Tent: Fully test-time adaptation by entropy minimization",
+    ICLR 2021.
+    """
+
+    name: ClassVar[str] = "tent"
+    layout: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]] = frozenset({"batch_norm", "gradients"})
+
+    lr: float = real(1e-3, low=0.0, high=100.0, doc="step size")
+    optimizer: str = choice("sgd", "adam", doc="sgd has no momentum; adam keeps two moments per parameter")
+    layers: tuple[str, ...] = names(doc="BatchNorm layers whose weight and bias are trained; all when empty")
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters out of range."""
+        check(self)
+
+    def init(self, model: FrozenModel) -> State:
+        """The state of a client that has sent nothing yet: the global parameters, and zero moments for Adam.
+
+        Raises:
+            MissingSource: the model has no BatchNorm layer that could be adapted.
+        """
+        require(self, model)
+        tensors = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
+        if self.optimizer == "adam":
+            moments = {
+                kind + name: single(t).new_zeros(t.shape) for kind in (MEAN, SQUARE) for name, t in tensors.items()
+            }
+            tensors |= moments
+        return State(self.name, self.layout, model.content_hash, tensors=tensors)
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        state.require(self.name, self.layout, model.content_hash)
+        trained = affine_parameters(model, self.layers)
+        kinds = ("", MEAN, SQUARE) if self.optimizer == "adam" else ("",)
+        if state.tensors.keys() != {kind + name for kind in kinds for name in trained}:
+            raise StateMismatch(f"the state was not made by optimizer {self.optimizer!r} and layers {self.layers}")
+        carried = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
+        theta = {name: carried[name] for name in trained}
+        rule = BatchStatistics()
+        g, answer = gradient(model, model.batch(x), theta, mean_entropy, rule)
+        logits = require_finite(answer.logits)
+        if self.optimizer == "adam":
+            new = adam(carried, g, state.step + 1, self.lr)
+        else:
+            new = {name: torch.sub(theta[name], g[name], alpha=self.lr) for name in theta}
+        signals = {"entropy": float(entropy(logits).mean()), "undefined_variances": float(rule.undefined)}
+        return Step(logits, state.next(new), signals, features=answer.features)
+
+
+def mean_entropy(answer: Pass) -> Tensor:
+    """Mean entropy [] of the predictions of a pass, in nats (1)."""
+    return entropy(answer.logits).mean()
+
+
+def affine_parameters(model: FrozenModel, layers: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names of the weights and biases of the BatchNorm layers asked for, of all of them when `layers` is empty.
+
+    Layers without affine parameters contribute none.
+
+    Raises:
+        ConfigurationError: one of the layers is no BatchNorm layer.
+    """
+    known = [name.removesuffix(".running_mean") for name in model.statistics if name.endswith(".running_mean")]
+    unknown = sorted(set(layers) - set(known))
+    if unknown:
+        raise ConfigurationError(f"no BatchNorm layer is named {', '.join(unknown)}; there are {', '.join(known)}")
+    wanted = [layer for layer in known if not layers or layer in layers]
+    candidates = [f"{layer}.{kind}" for layer in wanted for kind in ("weight", "bias")]
+    return tuple(name for name in candidates if name in model.modules)
+
+
+def adam(carried: Tensors, gradients: Tensors, t: int, lr: float) -> dict[str, Tensor]:
+    """One step of Adam, (3) and (4), written in the operations of the customary program.
+
+    Args:
+        carried: parameters by name and both moments by prefixed name, which are in single precision at least: eps and
+            small squares are 0 in half.
+        gradients: by name.
+        t: number of this step, from 1.
+        lr: step size.
+
+    Returns:
+        The same names with new tensors.
+    """
+    new = {}
+    for name, slope in gradients.items():
+        g = single(slope)
+        mean = torch.lerp(carried[MEAN + name], g, 1 - BETA1)
+        square = torch.addcmul(carried[SQUARE + name] * BETA2, g, g, value=1 - BETA2)
+        scale = square.sqrt() / math.sqrt(1 - BETA2**t) + EPS
+        moved = torch.addcdiv(single(carried[name]), mean, scale, value=-lr / (1 - BETA1**t))
+        new[name] = moved.to(slope.dtype)
+        new |= {MEAN + name: mean, SQUARE + name: square}
+    return new

@@ -1,0 +1,1 @@
+"""The frozen network and its passes: forward, gradient, replaced tensors, memory layouts."""

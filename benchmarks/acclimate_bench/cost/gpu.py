@@ -1,0 +1,117 @@
+"""Whether a GPU computes the same as the CPU, and what adapting costs there.
+
+    acclimate-bench gpu [--repeats 40] [--batches 10] [--json FILE]
+
+One card, less than five minutes. `--device cpu` rehearses all that needs no card. The exit code is 1 if a difference is
+larger than it may be, and 2 without a card.
+"""
+
+import argparse
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from acclimate_adapters import FrozenModel
+from acclimate_adapters.network.directions import directions
+from acclimate_adapters.network.graphs import Graphs
+from acclimate_bench.cost.gpu_checks import check, eager_graphs
+from acclimate_bench.cost.measure import COLUMNS, in_turn
+from acclimate_bench.cost.report import Report
+from acclimate_bench.cost.speed import (
+    FORWARD,
+    GRADIENT,
+    Row,
+    compare,
+    finished,
+    forward,
+    forward_backward_forward,
+    steps,
+)
+from acclimate_bench.cost.speed_bed import Bed, fashion_cnn, frozen, resnet
+from acclimate_service.compute.memory import keep_freed_memory
+
+CLIENTS: Final = (2, 4, 8)
+FORMATS: Final = (
+    (torch.float32, torch.channels_last),
+    (torch.bfloat16, torch.contiguous_format),
+    (torch.bfloat16, torch.channels_last),
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print differences and ratios."""
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print(
+            "acclimate-bench gpu: torch sees no CUDA device here; --device cpu rehearses without one", file=sys.stderr
+        )
+        return 2
+    keep_freed_memory()  # as the service does
+    report = Report()
+    near = check(report, device, options.batches)
+    for make in (resnet, fashion_cnn):
+        measure(report, make(options.device), options.repeats)
+    report.finish(options.json)
+    return 0 if near else 1
+
+
+def measure(report: Report, bed: Bed, repeats: int) -> None:
+    """Print what graphs, other formats and one pass for many clients save with one network."""
+    gradient, passes = replays(bed)
+    compare(report, bed, repeats, GRADIENT, forward_backward_forward(bed), gradient)
+    compare(report, bed, repeats, FORWARD, forward(bed), passes)
+    for other in formats(bed):
+        rows = [Row("atp online", steps(other.model, other.x, "atp"))]
+        compare(report, other, repeats, GRADIENT, forward_backward_forward(other), rows)
+    measure_together(report, bed, repeats)
+
+
+def replays(bed: Bed) -> tuple[list[Row], list[Row]]:
+    """Steps with a gradient and steps without, each by plain calls and, where there are graphs, by their replays."""
+    found: tuple[list[Row], list[Row]] = [], []
+    for way, graphs in ways(bed.x.device):
+        model = frozen(bed, graphs)
+        found[0].append(Row(f"atp online, {way}", steps(model, bed.x, "atp")))
+        found[1].extend(Row(f"{name}, {way}", steps(model, bed.x, name)) for name in ("none", "fedcal"))
+    return found
+
+
+def ways(device: torch.device) -> Iterator[tuple[str, Graphs]]:
+    """Plain calls, and graphs if the device has any."""
+    yield "plain", Graphs(None)
+    if device.type == "cuda":
+        yield "graphs", eager_graphs(device)
+
+
+def formats(bed: Bed) -> Iterator[Bed]:
+    """The same bed in other precisions and layouts, as the service would run it."""
+    for dtype, layout in FORMATS:
+        net = copy.deepcopy(bed.net).to(dtype, memory_format=layout)  # type: ignore[call-overload]
+        x = bed.x.to(dtype, memory_format=layout)
+        name = f"{bed.name}, {dtype}, {layout}".replace("torch.", "")
+        other = replace(bed, name=name, net=net, x=x)
+        yield replace(other, model=frozen(other, eager_graphs(x.device)))
+
+
+def measure_together(report: Report, bed: Bed, repeats: int) -> None:
+    """Print what the directions of many clients cost in one vectorised pass, over one after the other."""
+    model, device = frozen(bed, Graphs(None)), bed.x.device
+    report.table(f"{bed.name}: directions of many clients on {device}, {repeats} repeats in turn (ms)", *COLUMNS)
+    for clients in CLIENTS:
+        batches = [model.batch(bed.x + client / 100) for client in range(clients)]
+        works = partial(one_by_one, model, batches), partial(directions, model, batches)
+        apart, together = in_turn(repeats, *(finished(work, device) for work in works))
+        report.row(f"{clients} clients, one by one", *apart.cells())
+        report.row(f"{clients} clients, vmap", *together.cells(apart))
+
+
+def one_by_one(model: FrozenModel, batches: list[Tensor]) -> None:
+    """The direction of every client."""
+    for batch in batches:
+        model.direction(batch)

@@ -1,0 +1,60 @@
+"""Head methods and `balanced` on ONNX Runtime, to be compared with one pass of the plain network in torch.
+
+The graphs are exported anew from the network that is measured, which takes a quarter of a minute. Needs onnxruntime and
+the extra `export`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+from acclimate_adapters import create
+from acclimate_adapters.merged import Work, guarded_steps
+from acclimate_bench.cost.speed_bed import Bed
+from acclimate_service.compute.threads import one_thread
+from acclimate_store.add_onnx import export_graphs
+from acclimate_store.runtimes import Runtime, choose
+
+HEADS: Final = "em", "fedcal", "bbse", "t3a"
+HEAD_TARGET: Final = 1.0
+BALANCED_TARGET: Final = 1.8
+
+
+class OnnxRow(NamedTuple):
+    """A step, and the multiple of a plain pass in torch that it may cost."""
+
+    name: str
+    work: Callable[[], object]
+    target: float
+
+
+def onnx_rows(bed: Bed) -> list[OnnxRow]:
+    """Guarded steps of one client as the service takes them, each from the state of the last."""
+    runtime = _runtime(bed)
+    heads = [OnnxRow(f"{name}, ONNX Runtime", _steps(runtime, bed, name), HEAD_TARGET) for name in HEADS]
+    return [*heads, OnnxRow("balanced, ONNX Runtime", _steps(runtime, bed, "balanced"), BALANCED_TARGET)]
+
+
+def _runtime(bed: Bed) -> Runtime:
+    model = bed.model.with_layouts(frozen=False, adapted=False)  # as bundles are exported
+    graphs = export_graphs(model, bed.x.shape[1:], lambda _: None)
+    with TemporaryDirectory() as folder:
+        for file, graph in graphs.items():
+            (Path(folder) / file).write_bytes(graph)
+        return choose("onnx", model, Path(folder), dict.fromkeys(graphs, ""), bed.x)
+
+
+def _steps(runtime: Runtime, bed: Bed, name: str) -> Callable[[], object]:
+    adapter = create(name)
+    state = adapter.init(bed.model)
+
+    def work() -> None:
+        nonlocal state
+        with one_thread():
+            (step,) = guarded_steps(runtime.model, [Work(adapter, state, bed.x)], runtime.passes)
+        if isinstance(step, Exception):
+            raise step
+        state = step.state
+
+    return work

@@ -1,0 +1,106 @@
+"""What the commands of the benchmark have in common: how words select, and where results go."""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from tqdm import tqdm
+
+from acclimate_bench.accuracy import Progress
+from acclimate_bench.digits import CARRIED as DIGITS_CARRIED
+from acclimate_bench.errors import BenchError
+from acclimate_bench.fashion import CARRIED as FASHION_CARRIED
+from acclimate_bench.methods import METHODS
+from acclimate_bench.shifts import SHIFTS, Folders
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Where a command adds its own."""
+
+
+def add_selection(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add what selects data and methods; `default` says which methods run unless some are named."""
+    parser.add_argument(
+        "--data", type=Path, default=FASHION_CARRIED, metavar="FOLDER", help="Fashion-MNIST (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--digits", type=Path, default=DIGITS_CARRIED, metavar="FOLDER", help="digits (default: %(default)s)"
+    )
+    parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=SHIFTS, help="default: all of them")
+    names = ", ".join(method.name for method in METHODS)
+    parser.add_argument("--methods", nargs="+", default=(), metavar="METHOD", help=f"of {names}; default: {default}")
+    parser.add_argument("--seed", type=natural, default=0, help="of the methods that draw random numbers (default: 0)")
+    parser.add_argument("--threads", type=positive, default=1, help="threads of torch (default: 1, as recorded)")
+    parser.add_argument(
+        "--from", dest="recorded", nargs="+", type=Path, metavar="JSON", help="show earlier runs instead of measuring"
+    )
+
+
+def folders(arguments: argparse.Namespace) -> Folders:
+    """Where the data lie that were asked for, found to be complete.
+
+    Raises:
+        BenchError: naming what is missing.
+    """
+    chosen = Folders(arguments.data, arguments.digits)
+    chosen.check(arguments.shifts)
+    return chosen
+
+
+def prepare_outputs(files: Sequence[Path | None], folder: Path | None = None) -> None:
+    """Find out at once, and not after an hour, that something is cannot be written.
+
+    Raises:
+        BenchError: saying what.
+    """
+    needed = {path.parent for path in files if path is not None} | ({folder} if folder else set())
+    try:
+        for each in needed:
+            each.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"cannot write there: {error}") from error
+
+
+@contextmanager
+def progress_bar(total: int, unit: str) -> Iterator[Progress]:
+    """A bar that moves on with each call, and shows its words."""
+    with tqdm(total=total, unit=unit, disable=None, leave=False) as bar:
+
+        def advance(words: str) -> None:
+            bar.set_description(words, refresh=False)
+            bar.update()
+
+        yield advance
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    return _at_least(0, text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _at_least(1, text)
+
+
+def number(text: str, accepts: Callable[[float], bool], accepted: str) -> float:
+    """A number; `accepts` says which ones, no NaN among them, and `accepted` says so in words."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not accepts(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: use {accepted}")
+    return value
+
+
+def _at_least(low: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = low - 1
+    if not low <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a whole number from {low} to {2**31 - 1}")
+    return number

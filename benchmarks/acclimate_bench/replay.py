@@ -1,0 +1,144 @@
+"""The guard on recorded streams: what clients would have been answered, had some of their rows been labelled.
+
+The clients take turns, a batch each. Once a batch is answered, each of its rows is labelled with the same chance, and
+those labels count for the next answer of this client and of every other one. The guard is the service's own; only the
+store is not: the fleet's evidence is summed in memory and always up to date, where replicas hear of it with a delay.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from acclimate_bench.accuracy import (
+    BATCH,
+    Classes,
+    Hits,
+    LeftOut,
+    Progress,
+    adapted_classes,
+    frozen_classes,
+    obstacle,
+    part_of,
+)
+from acclimate_bench.data import Shift
+from acclimate_bench.methods import Method
+from acclimate_service.guard.evidence import Answer, Counts, Verdict, verdict
+from acclimate_service.guard.policy import decide
+from acclimate_service.guard.record import Label, Record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Streams:
+    """What the clients of a shift sent, in the order of sending, and what was predicted with and without a method."""
+
+    shift: str
+    method: str
+    labels: Classes  # [C, N]
+    frozen: Classes  # [C, N]
+    adapted: Classes  # [C, N]
+
+    @property
+    def frozen_right(self) -> Hits:
+        """Where the frozen model is right, [C, N]."""
+        return np.equal(self.frozen, self.labels)
+
+    @property
+    def adapted_right(self) -> Hits:
+        """Where the adapted model is right, [C, N]."""
+        return np.equal(self.adapted, self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What was concluded from one body of evidence over time.
+
+    Args:
+        untrue: verdicts that all rows of these clients, labelled or not, speak against.
+        now: the last verdict.
+        first: labelled rows when it was first other than "undecided".
+        false_alarms: how often it became one of the untrue ones.
+    """
+
+    untrue: frozenset[Verdict]
+    now: Verdict = "undecided"
+    first: int | None = None
+    false_alarms: int = 0
+
+    def hear(self, counts: Counts) -> "Verdicts":
+        """Conclude anew from the present counts."""
+        now = verdict(counts)
+        if now == self.now:
+            return self
+        first = counts.labelled if self.first is None else self.first
+        return Verdicts(self.untrue, now, first, self.false_alarms + (now in self.untrue))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One replay."""
+
+    hits: Hits  # [C, N], where the answer that was given is right
+    fleet: Verdicts
+    clients: tuple[Verdicts, ...]
+
+
+def recorded_streams(shift: Shift, methods: Sequence[Method], seed: int, done: Progress) -> Iterator[Streams | LeftOut]:
+    """Predict all that replays need, once for each method; arguments as in `accuracy.measure`."""
+    frozen = frozen_classes(shift, done)
+    for method in methods:
+        reason = obstacle(method, shift)
+        if reason is not None:
+            yield LeftOut(method.name, shift.name, reason)
+            continue
+        part, adapted = part_of(method, shift), adapted_classes(method, shift, seed, done)
+        yield Streams(shift.name, method.name, part.of(shift.labels), part.of(frozen), adapted)
+
+
+def replay(streams: Streams, share: float, seed: int) -> Run:
+    """Answer all streams under the guard, by the policy `follow-fleet`.
+
+    Args:
+        streams: what was predicted.
+        share: chance of each row to be labelled, 0..1.
+        seed: of the order in which the clients take turns, and of which rows are labelled. With the same seed a larger
+            share labels the rows of a smaller one and others.
+    """
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(streams.labels))
+    labelled = rng.random(streams.labels.shape) < share
+    given = np.empty(streams.labels.shape, bool)
+    fleet, fleet_verdicts = Counts(), Verdicts(untrue(streams.frozen_right, streams.adapted_right))
+    records = [Record() for _ in order]
+    verdicts = [Verdicts(untrue(*both)) for both in zip(streams.frozen_right, streams.adapted_right, strict=True)]
+    for start in range(0, streams.labels.shape[1], BATCH):
+        for client in order:
+            rows = slice(start, start + BATCH)
+            answer = decide(records[client].counts, fleet, "follow-fleet").answer
+            given[client, rows] = answer == "adapted"
+            records[client] = _labelled(records[client], streams, client, rows, labelled[client, rows], answer)
+            if labelled[client, rows].any():
+                fleet = sum((record.counts for record in records), Counts())
+                fleet_verdicts = fleet_verdicts.hear(fleet)
+                verdicts[client] = verdicts[client].hear(records[client].counts)
+    hits = np.where(given, streams.adapted_right, streams.frozen_right)
+    return Run(hits, fleet_verdicts, tuple(verdicts))
+
+
+def untrue(frozen_right: Hits, adapted_right: Hits) -> frozenset[Verdict]:
+    """Verdicts that contradict which model is right more often."""
+    gain = int(adapted_right.sum()) - int(frozen_right.sum())
+    wrong: dict[Verdict, bool] = {"harmful": gain >= 0, "trusted": gain <= 0}
+    return frozenset(each for each, is_wrong in wrong.items() if is_wrong)
+
+
+def _labelled(
+    record: Record, streams: Streams, client: int, rows: slice, labelled: NDArray[np.bool_], answer: Answer
+) -> Record:
+    """The record with one more batch, and the labels of some of its rows."""
+    request_id = str(rows.start)
+    frozen, adapted = streams.frozen[client, rows].tolist(), streams.adapted[client, rows].tolist()
+    labels = streams.labels[client, rows].tolist()
+    told = (Label(request_id, row, labels[row]) for row in np.flatnonzero(labelled).tolist())
+    return record.append(request_id, frozen, adapted, answering=answer).tell(told)[0]

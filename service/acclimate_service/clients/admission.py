@@ -1,0 +1,53 @@
+"""How much may be under way, and how much of it may be one client's."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from acclimate_service.errors import Problem
+
+
+class Admission:
+    """Room for what is under way. A client takes no more of it than it leaves free, so that nobody takes it all.
+
+    This is the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6(2), 1998) with a factor
+    of 1: one flooding client gets half of the room, two get a third each, and some is always left for others. What
+    meets nothing else is always let in, however large.
+
+    Args:
+        room: how much there is.
+        of: what it is counted in, as callers are told.
+        few: how much any client may have under way while there is room at all.
+    """
+
+    def __init__(self, room: int, of: str, few: int = 0) -> None:
+        self._room = room
+        self._of = of
+        self._few = few
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def hold(self, client: str, amount: int = 1) -> Iterator[None]:
+        """Take so much room for the block.
+
+        Raises:
+            Problem: `too_many_requests`.
+        """
+        self._check(client, amount)
+        self._taken[client] += amount
+        try:
+            yield
+        finally:
+            self._taken[client] -= amount
+            if not self._taken[client]:
+                del self._taken[client]
+
+    def _check(self, client: str, amount: int) -> None:
+        total, own = self._taken.total(), self._taken[client]
+        free = self._room - total
+        if total and amount > free:
+            detail = f"{total} {self._of} are waiting already, which leaves no room for {amount} more"
+            raise Problem("too_many_requests", f"{detail}; try again shortly")
+        if own and own + amount > max(self._few, free):
+            detail = f"{own} {self._of} of this client are waiting already, and room for {free} is kept for others"
+            raise Problem("too_many_requests", f"{detail}; try again shortly")

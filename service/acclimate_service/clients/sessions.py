@@ -1,0 +1,222 @@
+"""The sessions of recent clients: one turn at a time for each client, and in memory no more than a budget of bytes."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from acclimate_service.clients.requests import ClientRequest, too_late
+from acclimate_service.clients.turns import Turns
+from acclimate_service.compute.adapted import Adapted
+from acclimate_service.compute.device_cache import DeviceCache
+from acclimate_service.state import Claims, ClientScope, Request, Session
+from acclimate_service.state.tasks import Tasks
+from acclimate_service.state_metrics import StateMetrics
+
+_log = logging.getLogger(__name__)
+ClientSession: TypeAlias = Session[Adapted]
+_OVERHEAD: Final = 8 * 1024
+"""Bytes that a session takes beside its tensors, so that states without any are bounded too."""
+_AT_ONCE: Final = 2
+"""Evictions that run at the same time: each holds a second copy of its state, as the bytes of the snapshot."""
+_SPARE: Final = 16
+"""One part in so many of the budget is kept free, for the states of batches at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A client's session for as long as its turn lasts, and the request that the turn is for.
+
+    Whoever begins something that is not to be broken off awaits `request.admit` first: the deadline ends with it.
+    """
+
+    session: ClientSession
+    request: Request
+
+
+class Sessions:
+    """Least recently used out first; a client whose turn is taken stays. Dropping a session loses nothing.
+
+    New clients wait while those who are to leave for them are still being written away: however many come one after the
+    other, what is in memory does not outgrow the budget by more than the states of the batches at work, which are not
+    known before they are there.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[ClientScope], ClientSession],
+        budget: int,
+        metrics: StateMetrics,
+        device_cache: DeviceCache | None = None,
+    ) -> None:
+        """Keep at most `budget` bytes of sessions that `make` makes; those on a device have a budget of their own."""
+        self._make = make
+        self._budget = budget
+        self._kept = budget - budget // _SPARE
+        self._metrics = metrics
+        self._device_cache = device_cache
+        self._claims = Claims()
+        self._turns = Turns()
+        self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._evicting = asyncio.Semaphore(_AT_ONCE)
+        self._tasks = Tasks()
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @asynccontextmanager
+    async def turn(self, wanted: ClientRequest) -> AsyncIterator[Turn]:
+        """Wait for the client's turn and keep it for the block, in the order of arrival.
+
+        Raises:
+            RequestRunning, KeyReused: the key is at work on this replica already.
+            Problem: `deadline_exceeded`, also from within the block, until `request.admit` has been passed there.
+        """
+        client = wanted.client.client
+        try:
+            async with asyncio.timeout(wanted.patience) as limit:
+
+                async def admit() -> None:
+                    await wanted.admit()
+                    limit.reschedule(None)
+
+                request = Request(wanted.rid, wanted.fingerprint, admit, wanted.number, wanted.life)
+                with self._claims.hold(request), self._weighed(client):
+                    async with self._turns.hold(client):
+                        await self._room_for(client)
+                        await wanted.admit()
+                        yield Turn(self._session(wanted.client), request)
+        except TimeoutError:
+            if limit.expired():
+                raise too_late() from None
+            raise
+
+    def peek(self, client: ClientScope) -> ClientSession | None:
+        """The session of a client, if there is one, to be looked at only."""
+        return self._sessions.get(client.client)
+
+    def journals(self) -> tuple[int, int]:
+        """Entries and bytes of the journals of all clients in memory."""
+        found = [session.journal for session in self._sessions.values()]
+        return sum(entries for entries, _ in found), sum(nbytes for _, nbytes in found)
+
+    def drop(self, client: str) -> None:
+        """Forget the state of a client, which is to be read again."""
+        session = self._sessions.get(client)
+        if session is not None:
+            session.drop()
+
+    def drop_all(self) -> None:
+        """Forget all states."""
+        for session in self._sessions.values():
+            session.drop()
+
+    def hand_over(self, client: str) -> None:
+        """Give a client to another replica that waits for it, but not while a turn is taken: it will be asked again."""
+        if client in self._sessions and client not in self._turns:
+            self._tasks.start(self._hand_over(client))
+
+    async def aclose(self, budget_s: float) -> None:
+        """Evict every session, within so many seconds; what is not evicted has more to replay, and nothing is lost."""
+        try:
+            async with asyncio.timeout(budget_s):
+                await asyncio.gather(*(self._leave(client) for client in tuple(self._sessions)))
+        except TimeoutError:
+            _log.warning("%d clients were left without a last snapshot; nothing is lost", len(self._sessions))
+        await self._tasks.aclose()
+        for session in self._sessions.values():
+            await session.aclose()
+
+    async def _room_for(self, client: str) -> None:
+        """Wait, if the client is a new one, while those who are to leave still use up the budget."""
+        while client not in self._sessions and self.nbytes > self._budget and self._leaving:
+            await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _session(self, client: ClientScope) -> ClientSession:
+        session = self._sessions.get(client.client)
+        if session is None:
+            session = self._sessions[client.client] = self._make(client)
+        self._sessions.move_to_end(client.client)
+        return session
+
+    @contextmanager
+    def _weighed(self, client: str) -> Iterator[None]:
+        """Account for what the block makes of a client's session, which nobody holds any more at its end."""
+        try:
+            yield
+        finally:
+            session = self._sessions.get(client)
+            if session is not None:
+                size = session.nbytes + _OVERHEAD
+                self.nbytes += size - self._sizes.get(client, 0)
+                self._sizes[client] = size
+                self._shrink(client)
+                self._spare_device(client, session)
+                self._gauge()
+
+    def _shrink(self, latest: str) -> None:
+        """Begin to evict what is not to be kept: the latest one if it has no room by itself, else the oldest."""
+        excess = self.nbytes - self._kept - sum(self._sizes.get(client, 0) for client in self._leaving)
+        if excess <= 0:
+            return
+        homeless = self._sizes.get(latest, 0) > self._kept
+        for client in (latest, *self._sessions) if homeless else tuple(self._sessions):
+            if client not in self._turns and client not in self._leaving:
+                excess -= self._sizes.get(client, 0)
+                self._leave(client)
+            if excess <= 0:
+                break
+
+    def _spare_device(self, latest: str, session: ClientSession | None) -> None:
+        """Begin to move states that are beyond the budget of the device's memory to the host's."""
+        if self._device_cache is None:
+            return
+        for client in self._device_cache.used(latest, session.state if session else None):
+            if client in self._sessions:
+                self._tasks.start(self._unload(client, self._sessions[client], self._device_cache))
+
+    async def _unload(self, client: str, session: ClientSession, cache: DeviceCache) -> None:
+        state = session.state
+        if state is not None:
+            moved = await asyncio.to_thread(cache.move, state)
+            # the end of a turn weighs it again; one that was evicted meanwhile says nothing of the next
+            if client not in self._turns and self._sessions.get(client) is session:
+                session.exchange(state, moved)
+                self._spare_device(client, session)
+
+    async def _hand_over(self, client: str) -> None:
+        with self._weighed(client):
+            async with self._turns.hold(client):
+                session = self._sessions.get(client)
+                if session is not None:
+                    await session.hand_over()
+
+    def _leave(self, client: str) -> asyncio.Task[None]:
+        if client not in self._leaving:
+            self._leaving[client] = self._tasks.start(self._evict(client))
+        return self._leaving[client]
+
+    async def _evict(self, client: str) -> None:
+        try:
+            async with self._evicting, self._turns.hold(client):
+                session = self._sessions.get(client)
+                if session is None:
+                    return
+                await session.evict()
+                await session.aclose()
+                del self._sessions[client]
+                self.nbytes -= self._sizes.pop(client, 0)
+                self._spare_device(client, None)
+                self._gauge()
+        finally:
+            self._leaving.pop(client, None)
+
+    def _gauge(self) -> None:
+        self._metrics.cache_bytes.set(self.nbytes)
+        self._metrics.sessions.set(len(self._sessions))

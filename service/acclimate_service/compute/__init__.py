@@ -1,0 +1,1 @@
+"""The one thread that runs torch, and what it computes."""

@@ -1,0 +1,131 @@
+"""Batches of labels: what they become in a journal, and what they make of a client's record and state.
+
+Labels of earlier rows, or of images that come with them, are counted in the record; then those that counted are taken
+into the state, where the adapter learns. Both are one change of the client, so that what holds for batches holds for
+labels: once each, durable before the reply, and the same when a journal is computed again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import torch
+from numpy.typing import NDArray
+
+from acclimate_adapters import Adapter, Labelled, State, guarded_step, learns
+from acclimate_adapters.guard import finite
+from acclimate_service.compute.adapted import Adapted
+from acclimate_service.guard.record import Label, Record, Tally
+from acclimate_service.state import Batch
+from acclimate_store import Bundle
+
+_FEEDBACK: Final = b"feedback"
+_EXAMPLES: Final = b"examples"
+_PAIRS: Final = b"pairs"
+_ON_LOOP: Final = 16 * 1024
+"""Bytes of labels that are counted within two milliseconds; more would hold up the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Labelled images of a client."""
+
+    images: NDArray[Any]  # [N, C, H, W], uint8 or float32, before normalisation
+    labels: NDArray[Any]  # [N], int64 in 0..K-1
+
+
+def feedback_of(labels: Sequence[Label]) -> Batch:
+    """A batch of labels of earlier rows."""
+    content = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
+    return Batch("uint8", (len(content),), content, _FEEDBACK)
+
+
+def examples_of(examples: Examples, request_id: str) -> Batch:
+    """A batch of labelled images; the id begins a client's record where there is none yet."""
+    content = np.ascontiguousarray(examples.images)
+    parameters = _EXAMPLES + orjson.dumps([request_id, examples.labels.tolist()])
+    return Batch(content.dtype.name, content.shape, content.data, parameters)
+
+
+def pairs_of(request_id: str, given: Sequence[int], would: Sequence[int]) -> Batch:
+    """A batch of rows to be compared: what was answered, and what a candidate would have answered."""
+    content = orjson.dumps([request_id, list(given), list(would)])
+    return Batch("uint8", (len(content),), content, _PAIRS)
+
+
+def names_rows(batch: Batch) -> bool:
+    """Whether a batch tells labels of earlier rows, not of images that come along."""
+    return batch.parameters == _FEEDBACK
+
+
+def has_labels(batch: Batch) -> bool:
+    """Whether a batch tells labels, or pairs that they will judge."""
+    return batch.parameters in (_FEEDBACK, _PAIRS) or batch.parameters.startswith(_EXAMPLES)
+
+
+def is_light(batch: Batch, adapter: Adapter) -> bool:
+    """Whether only a record is to be changed, which needs no torch, and little of it."""
+    return batch.parameters == _PAIRS or (
+        batch.parameters == _FEEDBACK and batch.nbytes <= _ON_LOOP and not learns(adapter)
+    )
+
+
+def take_labels(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+    """Count the labels of a batch and learn what counted, or remember its pairs; the answer says what became of labels.
+
+    Args:
+        adapter: of the client.
+        bundle: its model.
+        state: the client's.
+        batch: one that has labels.
+    """
+    if batch.parameters == _PAIRS:
+        return _take_pairs(state, batch)
+    take = _take_rows if batch.parameters == _FEEDBACK else _take_examples
+    return take(adapter, bundle, state, batch)
+
+
+def _take_pairs(state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+    """What was answered stands for the frozen prediction, and what the candidate would have for the adapted one."""
+    request_id, given, would = orjson.loads(bytes(batch.data))
+    record = (state.record or Record()).append(request_id, given, would, answering="frozen")
+    return replace(state, record=record), b"{}"
+
+
+def _take_rows(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+    """Labels of rows that were predicted before, and whose images are gone."""
+    before = state.record or Record()
+    record, tally = before.tell([Label(*each) for each in orjson.loads(bytes(batch.data))])
+    new = record.labels_since(before)
+    learned = _learned(adapter, bundle, state.state, lambda: Labelled(torch.tensor(new))) if new else state.state
+    after = replace(state, state=learned, record=record if state.record else None)
+    return after, _answer(after, record, tally)
+
+
+def _take_examples(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+    """Labels of images: both predictions are made now, from the state before it learns what the images are."""
+    request_id, labels = orjson.loads(batch.parameters.removeprefix(_EXAMPLES))
+    model = bundle.model
+    x = bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
+    step = guarded_step(adapter, model, state.state, x)
+    frozen = step.frozen_logits if step.frozen_logits is not None else model.frozen(model.batch(x)).logits
+    before, adapted = frozen.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
+    record = (state.record or Record()).count(request_id, before, adapted, labels)
+    learned = _learned(adapter, bundle, state.state, lambda: Labelled(torch.tensor(labels), model.batch(x)))
+    after = replace(state, state=learned, record=record)
+    return after, _answer(after, record, Tally(counted=len(labels)))
+
+
+def _learned(adapter: Adapter, bundle: Bundle, state: State, rows: Callable[[], Labelled]) -> State:
+    """The state with labelled rows taken in where the adapter does so, unless that would make it useless."""
+    if not learns(adapter):
+        return state
+    learned = adapter.learn(bundle.model, state, rows())
+    return learned if finite(learned) else state
+
+
+def _answer(state: Adapted, record: Record, tally: Tally) -> bytes:
+    told = {"counts": astuple(record.counts), "born": record.born.hex(), "configuration": state.configuration}
+    return orjson.dumps({"adapter": state.state.adapter, "feedback": asdict(tally), "told": told})

@@ -1,0 +1,1 @@
+"""Federated rounds among live clients."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, request bodies, problem documents, and the server."""

@@ -1,0 +1,41 @@
+"""The names that requests come with: client ids, request ids, idempotency keys."""
+
+import re
+import uuid
+
+from acclimate_service.errors import Problem
+
+_CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
+_REQUEST = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_KEY = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
+
+
+def client_id(text: str) -> str:
+    """A valid client id; no other may reach a Redis key.
+
+    Raises:
+        Problem: `invalid_client_id`.
+    """
+    if _CLIENT.fullmatch(text):
+        return text
+    raise Problem(
+        "invalid_client_id",
+        "a client id is 1 to 128 letters, digits, '.', '_', '~' or '-', the first a letter or digit; "
+        f"this one, of {len(text)} characters, is not: {text[:40]!r}",
+    )
+
+
+def request_id(text: str | None) -> str:
+    """The caller's request id when it is a sound one, else a new one."""
+    return text if text is not None and _REQUEST.fullmatch(text) else uuid.uuid4().hex
+
+
+def idempotency_key(text: str | None) -> str | None:
+    """A valid idempotency key, or None when the caller sent none.
+
+    Raises:
+        Problem: `invalid_request`.
+    """
+    if text is None or _KEY.fullmatch(text):
+        return text
+    raise Problem("invalid_request", "an Idempotency-Key is 1 to 255 printable ASCII characters")

@@ -1,0 +1,244 @@
+"""Every error as an HTTP reply: RFC 9457 problem details, one table from code to status."""
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match
+
+from acclimate_adapters import InputError
+from acclimate_adapters import StateError as UnusableState
+from acclimate_service.errors import Problem
+from acclimate_service.http.payload import PayloadError
+from acclimate_service.state import (
+    ClientDeleted,
+    ClientUnknown,
+    Contended,
+    JournalFull,
+    KeyReused,
+    KeyUsedBeforeDelete,
+    OtherModel,
+    OutOfOrder,
+    RequestRunning,
+    StateCorrupt,
+    StateError,
+    StateUnreadable,
+    StepFailed,
+    StoreFull,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS: dict[str, int] = {
+    "malformed_body": 400,
+    "not_found": 404,
+    "client_unknown": 404,
+    "method_not_allowed": 405,
+    "request_running": 409,
+    "conflict": 409,
+    "client_deleted": 409,
+    "key_used_before_delete": 409,
+    "other_model": 409,
+    "state_mismatch": 409,
+    "out_of_order": 409,
+    "guard_off": 409,
+    "precondition_failed": 412,
+    "body_too_large": 413,
+    "too_many_images": 413,
+    "unsupported_media_type": 415,
+    "invalid_client_id": 422,
+    "invalid_request": 422,
+    "empty_batch": 422,
+    "wrong_shape": 422,
+    "ambiguous_layout": 422,
+    "ambiguous_dtype": 422,
+    "wrong_dtype": 422,
+    "out_of_range": 422,
+    "non_finite": 422,
+    "too_many_pixels": 422,
+    "undecodable_image": 422,
+    "key_reused": 422,
+    "invalid_configuration": 422,
+    "unavailable_adapter": 422,
+    "enrolment_unsupported": 422,
+    "invalid_labels": 422,
+    "invalid_state": 422,
+    "invalid_feedback": 422,
+    "too_many_requests": 429,
+    "internal": 500,
+    "step_failed": 500,
+    "store_unavailable": 503,
+    "journal_full": 503,
+    "state_corrupt": 503,
+    "state_unreadable": 503,
+    "deadline_exceeded": 504,
+    "store_full": 507,
+}
+
+RETRY_AFTER_S: dict[str, int] = {
+    "request_running": 1,
+    "conflict": 1,
+    "too_many_requests": 1,
+    "store_unavailable": 1,
+    "journal_full": 1,
+    "deadline_exceeded": 1,
+    "store_full": 5,
+}
+"""Codes of failures that pass: the same request may be sent again after so many seconds."""
+
+
+def reply(problem: Problem, request_id: str) -> Response:
+    """A problem as an HTTP reply."""
+    status = STATUS[problem.code]
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": problem.detail,
+        "code": problem.code,
+        "retryable": problem.code in RETRY_AFTER_S,
+        "state_committed": problem.committed,
+        "request_id": request_id,
+        "error": problem.detail,
+    }
+    wait = RETRY_AFTER_S.get(problem.code)
+    headers = {**({} if wait is None else {"Retry-After": str(wait)}), **problem.headers}
+    return Response(orjson.dumps(body), status, headers, MEDIA_TYPE)
+
+
+_SCHEMA: Final = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "retryable", "state_committed", "request_id", "error"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"enum": sorted(STATUS)},
+        "retryable": {"type": "boolean"},
+        "state_committed": {"enum": [True, False, "unknown"]},
+        "request_id": {"type": "string"},
+        "error": {"type": "string"},
+    },
+}
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {"description": "A problem (RFC 9457).", "content": {MEDIA_TYPE: {"schema": _SCHEMA}}}
+}
+"""What the OpenAPI document says of every route's errors."""
+
+_HANDLED: Final = (
+    Problem,
+    PayloadError,
+    StateError,
+    InputError,
+    UnusableState,
+    HTTPException,
+    RequestValidationError,
+    ClientDisconnect,
+)
+_log = logging.getLogger(__name__)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every expected error of the app, the framework's own included, as a problem.
+
+    The others rise to `RequestMiddleware`, which answers them within reach of the request id and the metrics.
+    """
+    for kind in _HANDLED:
+        app.add_exception_handler(kind, answer)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The reply to an error; the log keeps what callers are not told."""
+    problem = problem_of(request, error)
+    identity = request.state.request_id
+    if problem.code in ("internal", "step_failed"):
+        _log.error("request %s failed", identity, exc_info=error)
+    elif isinstance(error, StateError) and STATUS[problem.code] >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.warning("request %s: %s", identity, error)
+    return reply(problem, identity)
+
+
+def problem_of(request: Request, error: Exception) -> Problem:
+    """The one table from errors to problems."""
+    match error:
+        case Problem():
+            return error
+        case PayloadError(code=code, detail=detail):
+            return Problem(code, detail)
+        case InputError():
+            return Problem("invalid_request", str(error))
+        case UnusableState():
+            return Problem("state_corrupt", f"{error}; only a reset or a DELETE of the client helps")
+        case StateError():
+            return _of_state(error)
+        case HTTPException():
+            return _of_framework(request, error)
+        case RequestValidationError():
+            found = [f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors()]
+            return Problem("invalid_request", "; ".join(found))
+        case ClientDisconnect():
+            return Problem("malformed_body", "the caller hung up before the body was complete")
+        case _:
+            detail = "the service failed on this request; its log has the details under this request id"
+            return Problem("internal", detail, "unknown")
+
+
+_OF_STATE: Final[Mapping[type[StateError], str]] = {
+    ClientDeleted: "client_deleted",
+    ClientUnknown: "client_unknown",
+    Contended: "conflict",
+    JournalFull: "journal_full",
+    KeyReused: "key_reused",
+    KeyUsedBeforeDelete: "key_used_before_delete",
+    OtherModel: "other_model",
+    OutOfOrder: "out_of_order",
+}
+"""Errors of the state protocol whose words are for callers."""
+
+
+def _of_state(error: StateError) -> Problem:
+    match error:
+        case StateCorrupt() | StateUnreadable():
+            code = "state_corrupt" if isinstance(error, StateCorrupt) else "state_unreadable"
+            return Problem(code, f"{error}; only a reset or a DELETE of the client helps", error.committed)
+        case StepFailed(__cause__=InputError() as cause):
+            return Problem("invalid_request", str(cause), error.committed)
+        case StepFailed(__cause__=UnusableState() as cause):
+            return Problem("state_corrupt", f"{cause}; only a reset or a DELETE of the client helps", error.committed)
+        case StepFailed():
+            return Problem("step_failed", f"{error}; the log has the details", error.committed)
+        case RequestRunning(retry_after_ms=wait):
+            headers = {"Retry-After": str(max(1, math.ceil(wait / 1000)))}
+            return Problem("request_running", f"{error}; ask again", error.committed, headers)
+        case StoreFull():
+            return Problem("store_full", "the state store has no memory left for this change", error.committed)
+    code = _OF_STATE.get(type(error), "store_unavailable")
+    away = "the state store does not answer or takes no changes now"
+    return Problem(code, away if code == "store_unavailable" else str(error), error.committed)
+
+
+def _of_framework(request: Request, error: HTTPException) -> Problem:
+    path = request.url.path
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        hint = "; a client id holds no '/'" if path.startswith("/clients/") else ""
+        return Problem("not_found", f"there is nothing at {path[:200]}{hint}")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = _allowed(request)
+        detail = f"{request.method[:20]} is not accepted at {path[:200]}; use {allowed}"
+        return Problem("method_not_allowed", detail, headers={"Allow": allowed})
+    return Problem("malformed_body", str(error.detail))
+
+
+def _allowed(request: Request) -> str:
+    """Methods of all routes of this path; the framework names those of the first alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))

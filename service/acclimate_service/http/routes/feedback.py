@@ -1,0 +1,110 @@
+"""True labels in; what they show of the adapters out."""
+
+from typing import Any, TypeAlias
+
+import orjson
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from starlette.responses import Response
+
+from acclimate_service.compute.labelling import Examples
+from acclimate_service.errors import Problem
+from acclimate_service.guard.record import Label
+from acclimate_service.http.payload import MEDIA_TYPES
+from acclimate_service.http.routes.desk import Desk, check_tokens, json
+
+_MOST_ROWS = 10_000
+_LONGEST_BODY = 4 * 2**20
+_LONGEST_ID = 128
+_FORM = '{"rows": [{"request_id": "<of the answer>", "row": <place in the batch>, "label": <class name or index>}]}'
+_SCHEMA = {
+    "type": "object",
+    "required": ["rows"],
+    "properties": {
+        "rows": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": _MOST_ROWS,
+            "items": {
+                "type": "object",
+                "required": ["request_id", "row", "label"],
+                "properties": {
+                    "request_id": {"type": "string", "maxLength": _LONGEST_ID},
+                    "row": {"type": "integer", "minimum": 0},
+                    "label": {"type": ["string", "integer"]},
+                },
+            },
+        }
+    },
+}
+_IMAGES: dict[str, Any] = {media_type: {} for media_type in MEDIA_TYPES}
+_DOC = {"requestBody": {"required": True, "content": {**_IMAGES, "application/json": {"schema": _SCHEMA}}}}
+Told: TypeAlias = list[Label] | Examples
+
+
+def add_routes(router: APIRouter, desk: Desk) -> None:
+    """Add the routes of the guard."""
+    service, limit = desk.service, max(desk.settings.max_body_bytes, _LONGEST_BODY)
+    classes = service.bundle.manifest.classes
+
+    async def feedback(request: HttpRequest, client_id: str) -> Response:
+        """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
+
+        def parse(body: bytes) -> tuple[Told, tuple[bytes, ...]]:
+            media_type = request.headers.get("content-type", "")
+            if _has_images(body, media_type):
+                examples, parts = desk.examples(request, body)
+                return examples, (b"examples", *parts)
+            check_tokens(body, media_type)
+            labels = _read(body, classes)
+            mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
+            return labels, (b"feedback", mark)
+
+        with service.engine.admission(client_id):
+            wanted, told = await desk.take(request, client_id, limit, parse)
+            return desk.reply(await service.feedback.tell(wanted, told), wanted)
+
+    async def evidence(model: str) -> Response:
+        """What the labels of all clients show of each adapter."""
+        if model != service.bundle.manifest.name:
+            raise Problem("not_found", f"this service serves {service.bundle.manifest.name!r} alone; see GET /models")
+        return json({"model": desk.model, **await service.feedback.of_all()})
+
+    router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
+    router.add_api_route("/models/{model}/adapters", evidence, methods=["GET"])
+
+
+def _has_images(body: bytes, media_type: str) -> bool:
+    """Whether a body is of images with their labels: every form of images is, and JSON that has them and no rows."""
+    kind = media_type.partition(";")[0].strip().lower()
+    return kind in MEDIA_TYPES and (kind != "application/json" or (b'"images"' in body and b'"rows"' not in body))
+
+
+def _read(body: bytes, classes: tuple[str, ...]) -> list[Label]:
+    """The labels of a body.
+
+    Raises:
+        Problem: `malformed_body`, or `invalid_feedback` with what is accepted.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem("malformed_body", f"the body is not valid JSON: {error}") from error
+    rows = document.get("rows") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_ROWS:
+        raise Problem("invalid_feedback", f"the body must be an object with 1 to {_MOST_ROWS} rows: {_FORM}")
+    indices = {name: index for index, name in enumerate(classes)}
+    return [_label(number, row, indices) for number, row in enumerate(rows)]
+
+
+def _label(number: int, row: Any, indices: dict[str, int]) -> Label:
+    found = row if isinstance(row, dict) else {}
+    request_id, place, label = found.get("request_id"), found.get("row"), found.get("label")
+    if not isinstance(request_id, str) or len(request_id) > _LONGEST_ID or type(place) is not int or place < 0:
+        raise Problem("invalid_feedback", f"row {number} is not as expected: {_FORM}")
+    index = indices.get(label) if isinstance(label, str) else label
+    if type(index) is not int or not 0 <= index < len(indices):
+        known = ", ".join(indices)
+        detail = f"row {number} has label {str(label)[:40]!r}; accepted are 0 to {len(indices) - 1}, or {known[:400]}"
+        raise Problem("invalid_feedback", detail)
+    return Label(request_id, place, index)

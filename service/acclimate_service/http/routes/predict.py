@@ -1,0 +1,71 @@
+"""Images in: predictions out, or a client enrolled."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from acclimate_service.clients.engine import Batch
+from acclimate_service.compute.labelling import Examples
+from acclimate_service.errors import Problem
+from acclimate_service.http.payload import MEDIA_TYPES
+from acclimate_service.http.routes.desk import Desk, kind_of
+
+_NUMBER = re.compile(r"[0-9]{1,16}")
+_LARGEST_NUMBER = 2**53 - 1
+_DOC = {"requestBody": {"required": True, "content": {media_type: {} for media_type in MEDIA_TYPES}}}
+
+
+def add_routes(router: APIRouter, desk: Desk) -> None:
+    """Add the routes that take images."""
+    service, limit = desk.service, desk.settings.max_body_bytes
+
+    async def predict(
+        request: HttpRequest, client_id: str, adapt: bool = True, probabilities: bool = False
+    ) -> Response:
+        """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
+
+        def parse(body: bytes) -> tuple[NDArray[Any], tuple[bytes, ...]]:
+            images = desk.images(request, body)
+            return images, (b"predict", f"{kind_of(images)} {probabilities}".encode(), images.tobytes())
+
+        with service.engine.admission(client_id):
+            number = _number(request.headers.get("x-batch-number"), adapt)
+            wanted, images = await desk.take(request, client_id, limit, parse, keyed=adapt)
+            wanted = replace(wanted, number=number)
+            done = await service.engine.predict(Batch(wanted, images, adapt, probabilities))
+            return desk.reply(done, wanted)
+
+    async def enroll(request: HttpRequest, client_id: str) -> Response:
+        """Let the client begin anew from labelled images of its own."""
+
+        def parse(body: bytes) -> tuple[Examples, tuple[bytes, ...]]:
+            examples, parts = desk.examples(request, body)
+            return examples, (b"enroll", *parts)
+
+        with service.engine.admission(client_id):
+            wanted, examples = await desk.take(request, client_id, limit, parse)
+            return desk.reply(await service.clients.enroll(wanted, examples), wanted)
+
+    router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
+    router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)
+
+
+def _number(header: str | None, adapt: bool) -> int:
+    """Place of a batch in the client's stream; 0 if the caller does not say.
+
+    Raises:
+        Problem: `invalid_request`.
+    """
+    if header is None:
+        return 0
+    if not adapt:
+        raise Problem("invalid_request", "X-Batch-Number is for batches that are folded in, not for adapt=false")
+    number = int(header) if _NUMBER.fullmatch(header) else 0
+    if not 1 <= number <= _LARGEST_NUMBER:
+        raise Problem("invalid_request", f"X-Batch-Number is a whole number from 1 to {_LARGEST_NUMBER}")
+    return number

@@ -1,0 +1,1 @@
+"""Redis: connections, keys, scripts, checks, and a private server where none is given."""

@@ -1,0 +1,259 @@
+"""Sends scripts to Redis so that the fate of every change is known, or known to be unknown.
+
+A script without reply is sent again, byte for byte the same: the tag inside it makes that safe. What was sent is never
+cancelled: a caller who goes away leaves the exchange running, so that no connection is returned half-read.
+
+In a cluster a script follows its key. MOVED and ASK say that it was not run, and where to go. While a master is
+replaced, or a slot is on its way, the same script is sent again for as long as the link is patient; a refusal of one
+copy says nothing of an earlier one without reply.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+from redis import exceptions as failures
+
+from acclimate_service.state.errors import Effect, StateError, StoreFull, StoreUnavailable
+from acclimate_service.state.redis.cluster import Cluster
+from acclimate_service.state.redis.link import Argument, Lane, Link, Single, Target, Unreachable, dial
+from acclimate_service.state.redis.scripts import Script
+
+__all__ = ["Argument", "Reply", "Wire", "connect"]
+
+T = TypeVar("T")
+Exchange: TypeAlias = Callable[[Lane], Awaitable[Any]]
+
+_HOPS: Final = 5
+"""Servers that may send an exchange on before it counts as refused."""
+_LONGEST_PAUSE: Final = 0.25
+"""Before a repeat (s)."""
+_KEYLESS: Final = ("PING", "INFO", "TIME", "CONFIG")
+"""Commands whose first argument is no key."""
+_NETWORK: Final = (failures.ConnectionError, failures.TimeoutError, OSError)
+# Subclasses of ConnectionError that are answers: Redis said no before it ran anything.
+_DENIED: Final = (failures.BusyLoadingError, failures.AuthenticationError, failures.AuthorizationError)
+# What a cluster says while it changes: a master is replaced, or a slot is on its way.
+_PASSING: Final = (
+    failures.BusyLoadingError,
+    failures.ReadOnlyError,
+    failures.TryAgainError,
+    failures.ClusterDownError,
+    failures.MasterDownError,
+    failures.MovedError,
+    failures.AskError,
+)
+# redis-py strips the code where it has a class for it; an error raised inside a script carries it in the middle.
+_NOT_RUN_CODE: Final = re.compile(
+    r"(?:^|-)(?:MISCONF|READONLY|LOADING|TRYAGAIN|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|BUSY)\b"
+)
+_FULL_CODE: Final = re.compile(r"(?:^|-)OOM\b")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a script. `unsettled`: an earlier copy of it had no reply, and may still land."""
+
+    rows: list[Any]
+    unsettled: bool
+
+    @property
+    def effect(self) -> Effect:
+        """Of a refusal for a reason that may pass: it says nothing of the earlier copy."""
+        return _effect(self.unsettled)
+
+
+class Wire:
+    """Exchanges with Redis that survive lost replies, callers who go away, and masters that are replaced.
+
+    Args:
+        link: connections, from `connect`.
+        resend: how often an exchange without reply is repeated; more often while the link is patient.
+        jitter_ms: longest random pause before the first repeat (ms); it doubles from one to the next.
+        replicas: how many replicas are to have a change before it is acknowledged.
+        wait_ms: longest wait for them (ms, above 0); then the change is acknowledged all the same, and counted.
+
+    Attributes:
+        unreplicated: changes that fewer replicas had in time. They are lost if their master dies now.
+    """
+
+    def __init__(
+        self, link: Link, *, resend: int = 2, jitter_ms: float = 20, replicas: int = 0, wait_ms: int = 50
+    ) -> None:
+        self._link = link
+        self._resend = resend
+        self._jitter = jitter_ms / 1000
+        self._replicas = replicas
+        self._wait_ms = wait_ms
+        self._running: set[asyncio.Task[Any]] = set()
+        self.unreplicated = 0
+
+    @property
+    def masters(self) -> Sequence[Target]:
+        """Where to `read` of every server once that holds state."""
+        return self._link.masters
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Reply:
+        """Run a script.
+
+        Raises:
+            StoreUnavailable: no reply, or Redis cannot run it at present.
+            StoreFull: refused whole, for lack of memory.
+        """
+        tail = (len(keys), *keys, *args)
+
+        async def exchange(lane: Lane) -> Any:
+            try:
+                rows = await lane.ask("EVALSHA", script.sha, *tail)
+            except failures.NoScriptError:
+                rows = await lane.ask("EVAL", script.text, *tail)
+            if script.decides and self._replicas:
+                await self._replicated(lane)
+            return rows
+
+        return await self._shielded(self._deliver(exchange, keys[0], script.decides))
+
+    async def read(self, *command: Argument, at: Target = None) -> Any:
+        """Run one command that changes nothing: where its key is, or at a certain server.
+
+        Raises:
+            StoreUnavailable: no reply, or Redis cannot run it at present.
+        """
+        target = at if command[0] in _KEYLESS else str(command[1])
+        reply = await self._shielded(self._deliver(lambda lane: lane.ask(*command), target, decides=False))
+        return reply.rows
+
+    async def publish(self, channel: str, message: str) -> None:
+        """Tell whoever listens. It is a hint: where it does not reach Redis, that is logged and nothing else."""
+        work = self._deliver(lambda lane: lane.ask("PUBLISH", channel, message), None, decides=False)
+        try:
+            await self._shielded(work)
+        except StateError as error:
+            _log.warning("nothing was published on %s: %s", channel, error)
+
+    async def aclose(self) -> None:
+        """Wait for what is still running, then close the connections."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._link.aclose()
+
+    async def _deliver(self, exchange: Exchange, target: Target, decides: bool) -> Reply:
+        clock = asyncio.get_running_loop().time
+        unsettled, patient_until = False, clock() + self._link.patience
+        for repeat in itertools.count():
+            try:
+                return Reply(await self._travel(exchange, target), unsettled)
+            except Unreachable as error:
+                lost: Exception = error
+            except (failures.ResponseError, *_DENIED) as error:
+                if not (self._link.patience and isinstance(error, _PASSING)):
+                    raise _failure(error, decides, unsettled) from error
+                lost = error
+            except _NETWORK as error:
+                lost, unsettled = error, decides
+            if repeat >= self._resend and clock() >= patient_until:
+                break
+            await self._link.refresh()
+            await asyncio.sleep(random.uniform(0, min(self._jitter * 2**repeat, _LONGEST_PAUSE)))
+        raise _failure(lost, decides, unsettled) from lost
+
+    async def _travel(self, exchange: Exchange, target: Target) -> Any:
+        """To the server of the target. One that sends the exchange on has run nothing."""
+        there: Target = target
+        for _ in range(_HOPS):
+            lane = await self._link.lane(there)
+            try:
+                return await exchange(lane)
+            except failures.AskError as error:  # or MOVED
+                redirect = error
+            finally:
+                await lane.release()
+            there = await self._link.redirected(redirect) or target
+        raise redirect
+
+    async def _replicated(self, lane: Lane) -> None:
+        """Wait for the replicas, on the connection of the change; its reply stands, whatever comes of this."""
+        try:
+            reached: int = await lane.ask("WAIT", self._replicas, self._wait_ms)
+        except (failures.RedisError, OSError):
+            reached = 0
+        self.unreplicated += reached < self._replicas
+
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: the caller may have gone away
+
+
+async def connect(
+    url: str,
+    *,
+    max_connections: int = 64,
+    pool_timeout: float = 1.0,
+    connect_timeout: float = 1.0,
+    reply_timeout: float = 5.0,
+    patience: float = 10.0,
+) -> Link:
+    """A link to a Redis, or to the cluster that it says it belongs to.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`; of a cluster, any node, or a name that resolves to several.
+        max_connections: callers above this number wait, for each server.
+        pool_timeout, connect_timeout, reply_timeout: longest wait for a free connection, a new one, and a reply (s).
+        patience: how long a cluster is given to replace a master before callers are refused (s).
+
+    Raises:
+        ValueError: an URL of another kind, or a cluster that is to be reached by a unix socket.
+        TypeError: an option in the URL that connections do not take.
+        StoreUnavailable: nobody answers, or a cluster whose slots nobody serves.
+    """
+    way = dial(
+        url,
+        max_connections=max_connections,
+        pool_timeout=pool_timeout,
+        connect_timeout=connect_timeout,
+        reply_timeout=reply_timeout,
+    )
+    single = Single(way)
+    try:
+        clustered = b"cluster_enabled:1" in await Wire(single).read("INFO", "cluster")
+    except BaseException:
+        await single.aclose()
+        raise
+    if not clustered:
+        return single
+    await single.aclose()
+    if "path" in way.options:
+        raise ValueError("a cluster is reached by redis:// or rediss://, not by a unix socket")
+    cluster = Cluster(way, patience)
+    await cluster.refresh()
+    if not cluster.masters:
+        raise StoreUnavailable("this Redis belongs to a cluster whose slots nobody serves; assign them first")
+    return cluster
+
+
+def _effect(unsettled: bool) -> Effect:
+    return "unknown" if unsettled else False
+
+
+def _failure(error: Exception, decides: bool, unsettled: bool) -> StateError:
+    """Why an exchange came to nothing; an earlier copy without reply may land all the same."""
+    text = str(error)
+    if isinstance(error, failures.OutOfMemoryError) or _FULL_CODE.search(text):
+        return StoreFull(f"Redis is full: {text}", _effect(unsettled))
+    if isinstance(error, (*_DENIED, *_PASSING)) or _NOT_RUN_CODE.search(text):
+        return StoreUnavailable(f"Redis takes no changes at present: {text}", _effect(unsettled))
+    if isinstance(error, failures.ResponseError):
+        return StoreUnavailable(f"Redis failed: {text}", _effect(decides))
+    return StoreUnavailable(f"Redis does not answer: {text}", _effect(unsettled))

@@ -1,0 +1,76 @@
+"""A replica closes its port: who is connected by then is answered, though not accepted yet."""
+
+import signal
+import socket
+import sys
+import time
+
+import httpx
+import pytest
+
+from acclimate_service.http.server import refuse_newcomers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can drop handshakes at a listening socket")
+LEAD_S = 0.3
+CALLERS = 24
+BODY = bytes(28 * 28)
+
+
+def call(url, client):
+    """Connect and send a batch, without waiting for anything of the service's own."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    head = (
+        f"POST /clients/{client}/predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
+        f"X-Tensor-Shape: 1,28,28\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + BODY)
+    return connection
+
+
+def first_line(connection):
+    """Of the reply, or what came in its place."""
+    with connection, connection.makefile("rb") as reply:
+        try:
+            return reply.readline().rstrip()
+        except ConnectionError as error:
+            return type(error).__name__
+
+
+def await_draining(url):
+    deadline = time.monotonic() + 5
+    while httpx.get(f"{url}/v2/health/ready").status_code != 503:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_batches_of_connections_that_wait_to_be_accepted_when_the_lead_ends_are_answered(serve):
+    service = serve(drain_lead_s=LEAD_S)
+    service.signal(signal.SIGTERM)
+    await_draining(service.url)
+    service.signal(signal.SIGSTOP)  # the kernel goes on shaking hands
+    ends = time.monotonic() + LEAD_S
+    connections = [call(service.url, number) for number in range(CALLERS)]
+    while time.monotonic() < ends:
+        time.sleep(0.05)
+    service.signal(signal.SIGCONT)
+    assert {first_line(one) for one in connections} == {b"HTTP/1.1 200 OK"}
+    assert service.wait() == 0
+    assert service.log.read_text() == ""
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_listener_that_refuses_newcomers_still_has_those_who_were_there(family, host):
+    with socket.create_server((host, 0), family=family) as listener:
+        address = listener.getsockname()[:2]
+        with socket.create_connection(address) as early:
+            refuse_newcomers(listener)
+            early.sendall(b"batch")
+            with pytest.raises(TimeoutError):
+                socket.create_connection(address, timeout=0.1)
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.recv(5) == b"batch"
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()

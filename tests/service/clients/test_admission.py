@@ -1,0 +1,64 @@
+"""Places for batches: bounded in all, and shared among the clients who want many."""
+
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import pytest
+
+from acclimate_service.clients.admission import Admission
+from acclimate_service.errors import Problem
+
+
+def take(admission, held, client, wanted=1000):
+    """Places that a client gets of so many that it wants."""
+    before = admission._taken[client]
+    with suppress(Problem):
+        for _ in range(wanted):
+            held.enter_context(admission.hold(client))
+    return admission._taken[client] - before
+
+
+@pytest.mark.parametrize("floods", [1, 2, 3, 7])
+def test_floods_share_the_places_and_leave_some_to_others(floods):
+    admission = Admission(256, "batches", few=8)
+    with ExitStack() as held:
+        for _ in range(256):  # in turn
+            for flood in range(floods):
+                take(admission, held, f"flood-{flood}", wanted=1)
+        shares = [admission._taken[f"flood-{flood}"] for flood in range(floods)]
+        assert min(shares) >= 256 // (floods + 1) - 1
+        assert take(admission, held, "light", wanted=4) == 4
+
+
+def test_the_only_client_gets_half_of_many_places_and_all_of_a_few():
+    with ExitStack() as held:
+        assert take(Admission(256, "batches", few=8), held, "cam") == 128
+        assert take(Admission(8, "batches", few=8), held, "cam") == 8
+
+
+def test_places_that_are_given_back_are_free_again_and_leave_nothing_behind():
+    admission = Admission(1, "batches", few=8)
+    for client in ("a", "b", "a"):
+        with admission.hold(client), pytest.raises(Problem, match="1 batches are waiting already"), admission.hold("c"):
+            pass
+    with pytest.raises(ZeroDivisionError), admission.hold("a"):
+        raise ZeroDivisionError
+    assert not admission._taken
+
+
+def test_a_client_that_floods_the_service_does_not_shut_others_out(make_replica, gate, pool, post, assert_problem):
+    gate.shut = False
+    replica = make_replica(adapter="gated", max_waiting=17)
+    gate.shut = True
+    image = np.zeros((1, 28, 28), np.uint8)
+    flood = []
+    for number in range(9):
+        flood.append(pool.submit(post, replica, "flood", image))
+        replica.await_waiting(number + 1)
+    refused = assert_problem(post(replica, "flood", image), 429, "too_many_requests")
+    assert refused["detail"].startswith("9 batches of this client are waiting already, and room for 8 is kept")
+    light = pool.submit(post, replica, "light", image)
+    replica.await_waiting(10)
+    gate.open()
+    assert light.result().status_code == 200
+    assert [reply.result().status_code for reply in flood] == [200] * 9

@@ -1,0 +1,223 @@
+"""Redis goes away and comes back."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from acclimate_client import Client
+from acclimate_service.state.redis.embedded import EmbeddedRedis
+
+
+class Outage:
+    """A Redis that the test stops and starts, in a thread of its own."""
+
+    def __init__(self, data_dir):
+        self._server = EmbeddedRedis(data_dir, appendfsync="always")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.url = self._server.url
+
+    def _run(self, work):
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    def start(self):
+        self._run(self._server.start())
+
+    def stop(self):
+        self._run(self._server.stop())
+
+    @property
+    def pid(self):
+        return self._server.pid
+
+    def close(self):
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@contextmanager
+def redis_at(path):
+    outage = Outage(path)
+    try:
+        outage.start()
+        yield outage
+    finally:
+        outage.close()
+
+
+@pytest.fixture
+def redis(tmp_path):
+    with redis_at(tmp_path / "redis") as outage:
+        yield outage
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["state in memory", "state in Redis alone"])
+def test_batches_are_refused_while_redis_is_away_and_go_on_after_it(
+    redis, make_replica, serial, stream, post, assert_problem, warm
+):
+    replica = make_replica(redis_url=redis.url, **({} if warm else {"cache_bytes": 0}))
+    batches = stream(0, 3)
+    with replica.sdk() as sdk:
+        answers = [sdk.predict("cam", batches[0], probabilities=True)]
+        redis.stop()
+        for _ in range(2):
+            reply = post(replica, "cam", batches[1][:, 0])
+            assert assert_problem(reply, 503, "store_unavailable")["retryable"] is True
+            assert reply.headers["retry-after"] == "1"
+            assert redis.url.removeprefix("unix://") not in reply.text
+        assert_problem(replica.http.get("/clients/cam"), 503, "store_unavailable")
+        assert_problem(replica.http.post("/clients/cam/reset"), 503, "store_unavailable")
+        assert_problem(replica.http.delete("/clients/cam"), 503, "store_unavailable")
+        assert replica.http.get("/v2/health/live").status_code == 200
+        unready = replica.http.get("/v2/health/ready")
+        assert (unready.status_code, unready.json()["ready"], unready.json()["live"]) == (503, False, True)
+        assert unready.json()["reason"]
+        redis.start()
+        assert replica.http.get("/v2/health/ready").status_code == 200
+        answers += [sdk.predict("cam", images, probabilities=True) for images in batches[1:]]
+        assert sdk.get("cam").state.version == 3
+    for answer, expected in zip(answers, serial.probabilities("atp", batches), strict=True):
+        assert np.allclose(answer.probabilities, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["state in memory", "state in Redis alone"])
+def test_by_the_policy_frozen_the_global_model_answers_meanwhile_and_no_state_is_lost(
+    redis, make_replica, serial, stream, warm
+):
+    replica = make_replica(redis_url=redis.url, store_outage="frozen", **({} if warm else {"cache_bytes": 0}))
+    batches = stream(0, 3)
+    with replica.sdk() as sdk:
+        answers = [sdk.predict("cam", batches[0], probabilities=True).probabilities]
+        redis.stop()
+        frozen = sdk.predict("cam", batches[1], probabilities=True)
+        assert (frozen.state.status, frozen.state.version, frozen.adapter) == ("frozen", 0, "none")
+        assert frozen.state.committed is False
+        looked = sdk.predict("cam", batches[1], adapt=False)
+        assert (looked.state.status, looked.state.committed) == ("frozen", False)
+        assert np.allclose(frozen.probabilities, *serial.probabilities("none", batches[1:2]), rtol=0, atol=1e-5)
+        assert replica.http.get("/v2/health/ready").status_code == 503
+        redis.start()
+        answers += [sdk.predict("cam", images, probabilities=True).probabilities for images in batches[1:]]
+        assert sdk.get("cam").state.version == 3
+    for answer, expected in zip(answers, serial.probabilities("atp", batches), strict=True):
+        assert np.allclose(answer, expected, rtol=0, atol=1e-5)
+
+
+def test_the_sdk_outlasts_an_outage_without_applying_twice(redis, make_replica, pool, stream):
+    replica = make_replica(redis_url=redis.url)
+    one, two = stream(0, 2)
+    with Client(replica.url, max_retries=50, _sleep=lambda _: time.sleep(0.05)) as sdk:
+        sdk.predict("cam", one)
+        redis.stop()
+        call = pool.submit(sdk.predict, "cam", two)
+        time.sleep(0.2)
+        assert not call.done()
+        redis.start()
+        assert call.result().state.version == 2
+        assert sdk.get("cam").state.version == 2
+
+
+def test_an_outage_in_the_middle_of_a_step_is_not_called_committed(redis, make_replica, gate, pool, post):
+    gate.shut = False
+    replica = make_replica(redis_url=redis.url, adapter="gated")
+    gate.shut = True
+    images = np.full((1, 28, 28), 7, np.uint8)
+    call = pool.submit(post, replica, "cam", images, Idempotency_Key="k")
+    gate.wait_for_a_step()
+    redis.stop()
+    gate.open()
+    reply = call.result()
+    assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable")
+    assert reply.json()["state_committed"] in (False, "unknown")
+    redis.start()
+    again = post(replica, "cam", images, Idempotency_Key="k").json()
+    assert again["state"]["version"] == 1
+
+
+@pytest.fixture(params=["by journal", "whole", "in chunks"])
+def way(request):
+    """How the states are written: large ones by their batches, small ones whole, large ones in chunks."""
+    return {"by journal": {}, "whole": {"adapter": "fedcal"}, "in chunks": {"journal": False}}[request.param]
+
+
+def test_a_full_redis_refuses_writers_serves_readers_and_recovers_by_itself(
+    redis, make_replica, stream, assert_problem, post, way
+):
+    replica = make_replica(redis_url=redis.url, **way)
+    images = [batch[:, 0] for batch in stream(0, 4)]
+    answers = [post(replica, "cam", batch).json() for batch in images[:2]]
+    exported = replica.http.get("/clients/cam/state").content
+    settled_answers(replica, "cam", 2)
+    before = replica.keys("cam")
+    replica.redis.config_set("maxmemory", "1")
+    for _ in range(2):
+        reply = post(replica, "cam", images[2], Idempotency_Key="k")
+        assert assert_problem(reply, 507, "store_full")["retryable"] is True
+        assert reply.headers["retry-after"] == "5"
+    assert_problem(post(replica, "new", images[2]), 507, "store_full")
+    assert_problem(replica.http.put("/clients/new", json={"adapter": "none"}), 507, "store_full")
+    assert replica.keys("cam") == before, "something was half written"
+    assert replica.keys("new") == {}
+    look = post(replica, "cam", images[2], "?adapt=false")
+    assert (look.status_code, look.json()["state"]["version"]) == (200, 2)
+    assert replica.http.get("/clients/cam").json()["state"]["version"] == 2
+    assert replica.http.get("/clients/cam/state").content == exported
+    assert replica.http.get("/v2/health/ready").status_code == 200
+    replica.redis.config_set("maxmemory", "0")
+    third = post(replica, "cam", images[2], Idempotency_Key="k").json()
+    assert (third["state"]["version"], third["state"]["replayed"]) == (3, "none")
+    assert third["predictions"] == look.json()["predictions"]
+    assert [answer["state"]["version"] for answer in answers] == [1, 2]
+    assert post(replica, "new", images[3]).json()["state"]["version"] == 1
+
+
+def settled_answers(replica, client, number):
+    """Wait until the answers of a journal are stored, which happens just after the replies."""
+    deadline = time.monotonic() + 5
+    while replica.redis.hlen(f"acc:{{default/{client}}}:a") < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_full_redis_still_resets_and_deletes(redis, make_replica, stream, post, way):
+    replica = make_replica(redis_url=redis.url, **way)
+    images = stream(0, 1)[0][:, 0]
+    for client in ("cam", "other"):
+        assert post(replica, client, images).status_code == 200
+    replica.redis.config_set("maxmemory", "1")
+    assert replica.http.post("/clients/cam/reset").json()["state"]["version"] == 2
+    assert replica.http.delete("/clients/other").status_code == 204
+    replica.redis.config_set("maxmemory", "0")
+    assert post(replica, "cam", images).json()["state"]["version"] == 3
+    assert post(replica, "other", images).json()["state"]["version"] == 1
+
+
+def test_a_redis_that_hangs_does_not_hold_up_the_probes(redis, make_replica):
+    replica = make_replica(redis_url=redis.url)
+    os.kill(redis.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert replica.http.get("/v2/health/live").status_code == 200
+        assert time.monotonic() - began < 0.5
+        assert "does not answer" in replica.http.get("/v2/health/ready").json()["reason"]
+        assert time.monotonic() - began < 3
+    finally:
+        os.kill(redis.pid, signal.SIGCONT)
+
+
+def test_a_private_redis_that_dies_is_started_again_and_callers_wait_for_it(redis, make_replica, stream):
+    replica = make_replica(redis_url=redis.url)
+    one, two = stream(0, 2)
+    with Client(replica.url, max_retries=200, _sleep=lambda _: time.sleep(0.05)) as sdk:
+        sdk.predict("cam", one)
+        os.kill(redis.pid, signal.SIGKILL)
+        assert sdk.predict("cam", two).state.version == 2

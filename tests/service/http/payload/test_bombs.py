@@ -1,0 +1,95 @@
+import resource
+import struct
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acclimate_service.http.payload import PayloadLimits
+from acclimate_store import Resize
+
+PNG = "image/png"
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+
+
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+@pytest.fixture(scope="module")
+def one_bit_png():
+    """A valid black-and-white PNG of any size, made without holding its pixels."""
+
+    def encode(width, height):
+        compressor = zlib.compressobj(9)
+        row = bytes(1 + (width + 7) // 8)
+        pixels = b"".join(compressor.compress(row) for _ in range(height)) + compressor.flush()
+        header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+        return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+    return encode
+
+
+@pytest.fixture
+def resizing(input_spec):
+    resize = Resize(size=32, interpolation="bilinear", antialias=True, crop=32)
+    return input_spec(channels=1, height=32, width=32, resize=resize)
+
+
+def test_a_30000_by_30000_png_is_refused_by_its_header_in_constant_memory(refusal, one_bit_png, resizing):
+    body = one_bit_png(30_000, 30_000)
+    assert len(body) < 200_000
+    before = peak_bytes()
+    error = refusal(body, PNG, resizing)
+    assert peak_bytes() - before < 50e6
+    assert error.code == "too_many_pixels"
+    assert "900000000 pixels" in error.detail
+    assert "16777216" in error.detail
+
+
+def test_the_largest_image_allowed_is_decoded(read, one_bit_png, resizing):
+    assert read(one_bit_png(4096, 4096), PNG, resizing).shape == (1, 1, 32, 32)
+
+
+def test_many_large_images_are_refused_together(refusal, one_bit_png, form, resizing):
+    body, content_type = form([one_bit_png(1000, 1000)] * 5)
+    error = refusal(body, content_type, resizing, limits=PayloadLimits(max_total_pixels=4_000_000))
+    assert error.code == "too_many_pixels"
+    assert "5000000 pixels together" in error.detail
+
+
+def test_a_thin_image_that_resizing_would_blow_up_is_refused(refusal, file, input_spec):
+    resize = Resize(size=224, interpolation="bilinear", antialias=True, crop=224)
+    spec = input_spec(height=224, width=224, resize=resize)
+    for size in ((1, 10_000), (10_000, 1)):
+        assert refusal(file(Image.new("RGB", size)), PNG, spec).code == "too_many_pixels"
+
+
+def test_a_thin_image_that_is_stretched_costs_no_more_than_another(read, file, input_spec):
+    resize = Resize(size=224, interpolation="bilinear", antialias=True, crop=None)
+    spec = input_spec(height=224, width=224, resize=resize)
+    assert read(file(Image.new("RGB", (1, 10_000))), PNG, spec).shape == (1, 3, 224, 224)
+
+
+def test_a_jpeg_of_a_hundred_scans_is_refused(read, refusal, file, input_spec):
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
+    data = file(noise, "JPEG", progressive=True)
+    spec = input_spec(channels=1, height=32, width=32)
+    assert read(data, "image/jpeg", spec).shape == (1, 1, 32, 32)
+    last_scan = data[data.rindex(b"\xff\xda") : -2]
+    error = refusal(data[:-2] + last_scan * 100 + data[-2:], "image/jpeg", spec)
+    assert error.code == "undecodable_image"
+    assert "64 scans" in error.detail
+
+
+def test_a_png_text_that_inflates_to_100_megabytes_is_refused(refusal, file, grey):
+    data = file(Image.new("L", (6, 8)))
+    bomb = chunk(b"zTXt", b"Comment\x00\x00" + zlib.compress(bytes(100_000_000), 9))
+    error = refusal(data[:33] + bomb + data[33:], PNG, grey)
+    assert error.code == "undecodable_image"

@@ -1,0 +1,114 @@
+"""Seeded histories on a real Redis with faults in every exchange, and the proof that the checker sees what is wrong.
+
+`python tests/service/state/checker --seed N` replays one history and prints it.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from checker import directed, mutations
+from checker.history import History
+from checker.lab import Lab, open_lab, patched
+from checker.profile import Profile
+
+from acclimate_service.state.redis.embedded import EmbeddedRedis
+
+FEW = 200
+MANY = 5000
+BUDGET = 300  # histories within which a missing safeguard must show
+QUICK = {
+    "1 tag compare in commit",
+    "2 tag compare in append",
+    "3 versions for tags",
+    "5 marker",
+    "7 fingerprint compare",
+    "8 discard of a refused result",
+    "10 marker in reset",
+    "13 answer check in undo",
+    "17 key_min",
+    "18 chunk count",
+    "20 TTL in chunk",
+    "21 journal cap",
+    "number check",
+}
+DIRECTED = dict(
+    zip(
+        directed.SCENARIOS,
+        (mutations.VERSIONS, mutations.RULE_T, mutations.LIFE, mutations.S2, mutations.S2),
+        strict=True,
+    )
+)
+
+
+@pytest_asyncio.fixture
+async def lab(redis_server: EmbeddedRedis, admin: object) -> AsyncIterator[Lab]:
+    async with open_lab(redis_server.url) as lab:
+        yield lab
+
+
+async def test_histories_full_of_faults_break_no_promise(lab: Lab):
+    report = await lab.run(range(FEW))
+    assert not report.violations, report
+    assert report.histories == FEW
+    assert report.injected["snapshot"] > 0
+    assert report.injected["lease_stolen"] > 0
+    assert report.injected["late"] > 0
+
+
+@pytest.mark.slow
+async def test_thousands_of_histories_break_no_promise(lab: Lab):
+    report = await lab.run(range(10_000, 10_000 + MANY))
+    print(report)
+    assert not report.violations, report
+
+
+@pytest.mark.slow
+async def test_failing_steps_and_two_models_break_no_promise(lab: Lab):
+    profile = Profile(failing_steps=0.25, second_model=1.0, duplicates=4.0)
+    report = await lab.run(range(20_000, 20_300), profile)
+    print(report)
+    assert not report.violations, report
+
+
+@pytest.mark.slow
+async def test_uploads_that_expire_half_way_break_no_promise(lab: Lab):
+    report = await lab.run(range(30_000, 30_300), Profile(limits={"upload_ttl_ms": 25}, size="large"))
+    print(report)
+    assert not report.violations, report
+
+
+@pytest.mark.parametrize(
+    "removed",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in mutations.MUTATIONS],
+)
+async def test_the_checker_sees_when_a_safeguard_is_missing(lab: Lab, removed: str):
+    report = await lab.run(range(BUDGET), mutations.MUTATIONS[removed], at_once=8, until_violated=True)
+    print(report)
+    assert report.violations, f"nothing was seen in {report.histories} histories"
+
+
+@pytest.mark.parametrize("scenario", DIRECTED, ids=lambda scenario: scenario.__name__)
+async def test_a_rare_history_goes_wrong_only_without_its_safeguard(lab: Lab, scenario):
+    await lab.load_scripts(Profile())
+    assert await scenario(lab, Profile()) == []
+    mutation = DIRECTED[scenario]
+    await lab.load_scripts(mutation)
+    with patched(mutation):
+        assert await scenario(lab, mutation) != []
+
+
+async def test_histories_under_a_redis_that_is_killed_break_no_promise(tmp_path):
+    report = await directed.killed_server(tmp_path, range(40_000, 40_024))
+    assert not report.violations, report
+
+
+async def test_without_an_append_only_file_they_do(tmp_path):
+    report = await directed.killed_server(tmp_path, range(40_000, 40_024), durable=False)
+    assert report.violations
+
+
+async def test_an_equal_seed_gives_equal_plans(lab: Lab):
+    one, two = History(7, Profile(), lab), History(7, Profile(), lab)
+    plans = [[replica.limits for replica in history.replicas] for history in (one, two)]
+    assert plans[0] == plans[1]
