@@ -21,7 +21,7 @@ from torch import Tensor
 
 from acclimate_adapters import FrozenModel, Source
 from acclimate_store import InputSpec, Manifest, write_bundle
-from acclimate_store.add_onnx import export_graphs
+from acclimate_store.onnx_graphs import export_graphs
 from acclimate_store.shallow_cnn import ShallowCNN
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,8 @@ from torch import Tensor
 from acclimate_adapters import FrozenModel, Source
 from acclimate_bench.errors import BenchError
 from acclimate_store import BundleError, InputSpec
+from acclimate_store.files import load_weights
 from acclimate_store.shallow_cnn import ShallowCNN
-from acclimate_store.tensors import load_weights
 
 CLASSES = 10
 MODEL, ACCURACY, MOMENTS = "model.safetensors", "accuracy.json", "balanced_source.npz"

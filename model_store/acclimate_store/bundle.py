@@ -17,12 +17,11 @@ from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.architectures import build
 from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError
-from acclimate_store.integrity import MODEL_FILE, check_files
+from acclimate_store.files import MODEL_FILE, check_files, encode_tensors, load_weights
 from acclimate_store.manifest import MANIFEST_FILE, Manifest
 from acclimate_store.runtimes import Choice, choose
 from acclimate_store.sources import check_source, encode_source, read_source
 from acclimate_store.staging import Staging
-from acclimate_store.tensors import encode_tensors, load_weights
 
 PLAIN: Final = "contiguous"
 """The memory layout in which images come."""

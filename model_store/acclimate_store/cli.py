@@ -26,8 +26,16 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
         ("list", list_models, "one line for each bundle"),
         ("show", show_model, "print the manifest of a bundle"),
         ("verify", verify_model, "check every file and try the model"),
-        ("add-moments", publish_moments, "measure what 'balanced' needs; publish the bundle anew with it"),
-        ("add-onnx", publish_graphs, "export the model for ONNX Runtime; publish the bundle anew with its graphs"),
+        (
+            "add-moments",
+            publish_moments,
+            "measure what 'balanced' needs; publish the next version of the bundle with it",
+        ),
+        (
+            "add-onnx",
+            publish_graphs,
+            "export the model for ONNX Runtime; publish the next version of the bundle with its graphs",
+        ),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--store", type=Path, default=default_store, help="model store (default: %(default)s)")

@@ -13,7 +13,7 @@ from acclimate_adapters import FrozenModel, Pass
 from acclimate_adapters.balanced.balanced import Balanced
 from acclimate_adapters.balanced.passes import Passes
 from acclimate_store.errors import GraphError
-from acclimate_store.integrity import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
+from acclimate_store.files import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
 
 Choice: TypeAlias = Literal["auto", "onnx", "torch"]
 """`auto` takes ONNX Runtime where it can; `onnx` insists on it."""
@@ -62,7 +62,7 @@ def choose(choice: Choice, model: FrozenModel, directory: Path, files: Mapping[s
         except GraphError:
             raise
         except Exception as error:  # ONNX Runtime's own have no common base
-            raise GraphError(f"the bundle's ONNX graphs cannot be run: {error}; export them anew") from error
+            raise GraphError(f"the bundle's ONNX graphs cannot be run: {error}; export them again") from error
     if choice == "onnx":
         raise GraphError(f"ONNX Runtime cannot serve this bundle: {obstacle}")
     return in_torch
@@ -73,7 +73,7 @@ def _obstacle(model: FrozenModel, files: Mapping[str, str]) -> str | None:
         return f"it carries no {FROZEN_GRAPH}; `acclimate models add-onnx` publishes a version that does"
     if find_spec("onnxruntime") is None:
         return 'onnxruntime is not installed; the extra "cpu" has it: pip install "acclimate[cpu]"'
-    from acclimate_store.onnx_sessions import provider_for  # torch alone is enough for a bundle without graphs
+    from acclimate_store.onnx_graphs import provider_for  # torch alone is enough for a bundle without graphs
 
     try:
         provider_for(model.device)
@@ -83,9 +83,7 @@ def _obstacle(model: FrozenModel, files: Mapping[str, str]) -> str | None:
 
 
 def _in_onnx(model: FrozenModel, directory: Path, files: Mapping[str, str], probe: Tensor) -> Runtime:
-    from acclimate_store.balanced_onnx import OnnxPasses
-    from acclimate_store.frozen_onnx import OnnxFrozen
-    from acclimate_store.onnx_sessions import version
+    from acclimate_store.onnx_graphs import OnnxFrozen, OnnxPasses, runtime_version
 
     threads = torch.get_num_threads()
     frozen = OnnxFrozen((directory / FROZEN_GRAPH).read_bytes(), model, threads)
@@ -98,7 +96,7 @@ def _in_onnx(model: FrozenModel, directory: Path, files: Mapping[str, str], prob
         stem, graph = ((directory / file).read_bytes() for file in (STEM_GRAPH, BALANCED_GRAPH))
         passes = OnnxPasses(stem, graph, model, threads)
         _check_balanced(model, passes, probe)
-    return Runtime(version(), model.with_runtime(frozen), passes)
+    return Runtime(runtime_version(), model.with_runtime(frozen), passes)
 
 
 def _check_frozen(model: FrozenModel, frozen: Callable[[Tensor], Pass], probe: Tensor) -> None:
@@ -128,5 +126,5 @@ def _check(file: str, tolerance: float, *answers: tuple[Tensor, Tensor]) -> None
         if not difference <= tolerance:  # which NaN is not either
             raise GraphError(
                 f"{file} answers a test batch otherwise than torch: they differ by {difference:.1e} of the largest "
-                f"value, more than {tolerance:g}; export it anew with `acclimate models add-onnx`"
+                f"value, more than {tolerance:g}; export it again with `acclimate models add-onnx`"
             )

@@ -11,9 +11,15 @@ from torch import Tensor
 from acclimate_adapters import Anchors, FrozenModel, Source
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.errors import IntegrityError, TensorError
-from acclimate_store.integrity import SOURCE_FILE, SOURCE_RECORD_FILE, missing
+from acclimate_store.files import (
+    SOURCE_FILE,
+    SOURCE_RECORD_FILE,
+    encode_tensors,
+    missing_file,
+    non_finite,
+    read_tensors,
+)
 from acclimate_store.manifest import InputSpec, Record, parse_strictly
-from acclimate_store.tensors import encode_tensors, non_finite, read_tensors
 
 COLUMN_TOLERANCE = 1e-3  # columns of a confusion matrix stored in single precision still sum to 1 within this
 
@@ -56,7 +62,7 @@ def read_source(directory: Path, spec: InputSpec, device: torch.device | str = "
     """
     record_path = directory / SOURCE_RECORD_FILE
     if not record_path.is_file():
-        raise IntegrityError(missing(SOURCE_RECORD_FILE))
+        raise IntegrityError(missing_file(SOURCE_RECORD_FILE))
     record = parse_strictly(SourceRecord, SOURCE_RECORD_FILE, record_path.read_bytes())
     found = read_tensors(directory, SOURCE_FILE, device)
     _refuse(_name_problems(found))
@@ -119,7 +125,7 @@ def _assemble(found: Mapping[str, Tensor], rates: Mapping[str, float] | None) ->
         confusion=modes or found.get("confusion"),
         prototypes=found.get("prototypes"),
         descriptor=found.get("descriptor"),
-        anchors=Anchors(*(found[name] for name in _ANCHORS)) if _ANCHORS[0] in found else None,
+        anchors=Anchors(found["anchors.inputs"], found["anchors.labels"]) if _ANCHORS[0] in found else None,
         moments={name.removeprefix(prefix): t for name, t in found.items() if name.startswith(prefix)},
     )
 

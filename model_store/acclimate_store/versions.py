@@ -8,9 +8,8 @@ from acclimate_store.architectures import build
 from acclimate_store.bundle import write_bundle
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import BundleExists, ManifestError
-from acclimate_store.integrity import GRAPHS, REQUIRED_FILES
+from acclimate_store.files import GRAPHS, REQUIRED_FILES, load_weights
 from acclimate_store.manifest import Manifest
-from acclimate_store.tensors import load_weights
 
 
 def next_version(newest: BundleKey) -> str:

@@ -13,7 +13,7 @@ from acclimate_adapters import FrozenModel, Source, State, Step
 from acclimate_adapters.balanced.balanced import Balanced
 from acclimate_adapters.balanced.moments import source_moments
 from acclimate_store import Bundle, Catalogue, GraphError, load_streams
-from acclimate_store.balanced_onnx import OnnxPasses, export_balanced, export_stem
+from acclimate_store.onnx_graphs import OnnxPasses, export_balanced, export_stem
 
 STORE = Path(__file__).parents[2] / "model_store"
 SIZES = (20, 1, 7)

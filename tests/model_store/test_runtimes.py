@@ -21,8 +21,8 @@ from acclimate_adapters.merged import Work, guarded_steps
 from acclimate_store import Bundle, BundleKey, Catalogue, GraphError, Manifest, write_bundle
 from acclimate_store.add_onnx import add_onnx
 from acclimate_store.cli import add_parser
-from acclimate_store.integrity import GRAPHS
-from acclimate_store.onnx_sessions import provider_for
+from acclimate_store.files import GRAPHS
+from acclimate_store.onnx_graphs import provider_for
 from acclimate_store.shallow_cnn import ShallowCNN
 
 SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
@@ -164,7 +164,7 @@ def test_a_graph_that_answers_otherwise_than_torch_is_refused(
             weights.raw_data = (np.frombuffer(weights.raw_data, np.float32) * 1.5).tobytes()
         replace_file(name, graph.SerializeToString())
     catalogue = Catalogue(bundle_dir.parents[1])
-    with pytest.raises(GraphError, match=rf"{file}.* answers a test batch otherwise than torch: .* export it anew"):
+    with pytest.raises(GraphError, match=rf"{file}.* answers a test batch otherwise than torch: .* export it again"):
         catalogue.load("tiny", "1", runtime=runtime)
     assert "otherwise than torch" in catalogue.verify("tiny", "1")[0]
     assert catalogue.load("tiny", "1").runtime.startswith("torch")

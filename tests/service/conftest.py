@@ -33,7 +33,7 @@ from acclimate_service.settings import Settings
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_store import Bundle, Catalogue, write_bundle
 from acclimate_store.architectures import build
-from acclimate_store.integrity import MODEL_FILE
+from acclimate_store.files import MODEL_FILE
 from acclimate_store.samples import load_streams
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from acclimate_adapters import create
 from acclimate_adapters.merged import Work, guarded_steps
 from acclimate_bench.cost.speed_bed import Bed
 from acclimate_service.compute.threads import one_thread
-from acclimate_store.add_onnx import export_graphs
+from acclimate_store.onnx_graphs import export_graphs
 from acclimate_store.runtimes import Runtime, choose
 
 HEADS: Final = "em", "fedcal", "bbse", "t3a"

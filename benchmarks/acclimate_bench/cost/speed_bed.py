@@ -13,8 +13,8 @@ from acclimate_adapters.network.graphs import Graphs
 from acclimate_bench.cost.inputs import BUNDLES
 from acclimate_store import Catalogue, InputSpec, Manifest, write_bundle
 from acclimate_store.architectures import build
+from acclimate_store.files import load_weights
 from acclimate_store.layout_choice import fastest
-from acclimate_store.tensors import load_weights
 
 CLASSES = 10
 ROWS = 20
