@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from acclimate_bench import learning
+from acclimate_bench.cli import main
 from acclimate_bench.errors import BenchError
 from acclimate_bench.learning import Learned
 from acclimate_bench.methods import choose
-from acclimate_service.cli import main
 
 
 def test_only_methods_that_can_learn_are_run() -> None:
@@ -49,8 +49,8 @@ def test_no_label_no_gain_and_all_labels_at_once_change_answers() -> None:
 def test_the_command_refuses_what_a_table_of_learning_cannot_hold(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["bench", "guard", "--learn", "1", "--json", str(tmp_path / "a.json")]) == 2
+    assert main(["guard", "--learn", "1", "--json", str(tmp_path / "a.json")]) == 2
     assert "--learn prints a table" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["bench", "guard", "--learn", "0"])
+        main(["guard", "--learn", "0"])
     assert "use a weight above 0" in capsys.readouterr().err
