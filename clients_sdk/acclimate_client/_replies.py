@@ -1,16 +1,27 @@
-"""Replies to results and errors. Nothing here sends or waits."""
+"""Replies to results and errors: first each reply, then its records, then the members of which they are made.
 
-from collections.abc import Callable, Mapping
+Nothing here sends or waits. A reader of a member raises TypeError or ValueError for what it does not take.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from acclimate_client import _guards
-from acclimate_client._members import array, measurements, moment, number, optional, optional_number, typed
-from acclimate_client._problems import committed, problem, request_id
+from acclimate_client._problems import EXCERPT, committed, problem, request_id
 from acclimate_client.errors import UnexpectedReplyError
+from acclimate_client.evidence import (
+    AccuracyInterval,
+    AdapterEvidence,
+    Evidence,
+    Guard,
+    GuardDecision,
+    RowCounts,
+)
 from acclimate_client.results import (
     AdapterDescription,
     AdapterInfo,
@@ -53,21 +64,21 @@ def read_prediction(reply: httpx.Response, idempotency_key: str) -> Prediction:
     """Reads the reply to predict."""
 
     def build(body: Json) -> Prediction:
-        predictions = [typed(dict, item) for item in typed(list, body["predictions"])]
+        predictions = [_typed(dict, item) for item in _typed(list, body["predictions"])]
         return Prediction(
-            client_id=typed(str, body["client_id"]),
+            client_id=_typed(str, body["client_id"]),
             model=_model(body["model"]),
-            adapter=typed(str, body["adapter"]),
-            labels=tuple(typed(str, item["label"]) for item in predictions),
-            indices=array([typed(int, item["index"]) for item in predictions], np.int64),
-            confidence=array([number(item["probability"]) for item in predictions], np.float64),
+            adapter=_typed(str, body["adapter"]),
+            labels=tuple(_typed(str, item["label"]) for item in predictions),
+            indices=_array([_typed(int, item["index"]) for item in predictions], np.int64),
+            confidence=_array([_number(item["probability"]) for item in predictions], np.float64),
             probabilities=_posteriors(body.get("probabilities")),
             state=_state(body["state"]),
-            signals=measurements(body.get("signals")),
+            signals=_measurements(body.get("signals")),
             request_id=request_id(reply, body),
             idempotency_key=idempotency_key,
-            key_expires_at_earliest=moment(body.get("key_expires_at_earliest")),
-            guard=_guards.decision(body.get("guard")),
+            key_expires_at_earliest=_moment(body.get("key_expires_at_earliest")),
+            guard=_guard_decision(body.get("guard")),
         )
 
     return read(reply, build)
@@ -78,13 +89,13 @@ def read_client(reply: httpx.Response) -> ClientInfo:
 
     def build(body: Json) -> ClientInfo:
         return ClientInfo(
-            client_id=typed(str, body["client_id"]),
+            client_id=_typed(str, body["client_id"]),
             model=_model(body["model"]),
-            adapter=typed(str, body["adapter"]),
-            hyperparameters=typed(dict, body.get("hyperparameters", {})),
-            state=_stored_state(typed(dict, body["state"])),
+            adapter=_typed(str, body["adapter"]),
+            hyperparameters=_typed(dict, body.get("hyperparameters", {})),
+            state=_stored_state(_typed(dict, body["state"])),
             request_id=request_id(reply, body),
-            guard=_guards.guard(body.get("guard")),
+            guard=_guard(body.get("guard")),
         )
 
     return read(reply, build)
@@ -100,8 +111,8 @@ def read_configured(reply: httpx.Response, idempotency_key: str) -> ConfigureRes
 
     def build(body: Json) -> ConfigureResult:
         return ConfigureResult(
-            hyperparameters=typed(dict, body["hyperparameters"]),
-            changed=typed(bool, body["changed"]),
+            hyperparameters=_typed(dict, body["hyperparameters"]),
+            changed=_typed(bool, body["changed"]),
             **_change(reply, body, idempotency_key),
         )
 
@@ -112,7 +123,7 @@ def read_enrolled(reply: httpx.Response, idempotency_key: str) -> EnrolResult:
     """Reads the reply to enroll."""
 
     def build(body: Json) -> EnrolResult:
-        return EnrolResult(enrolled=optional(int, body.get("enrolled")), **_change(reply, body, idempotency_key))
+        return EnrolResult(enrolled=_optional(int, body.get("enrolled")), **_change(reply, body, idempotency_key))
 
     return read(reply, build)
 
@@ -127,8 +138,8 @@ def read_feedback(reply: httpx.Response, idempotency_key: str) -> FeedbackResult
 
     def build(body: Json) -> FeedbackResult:
         return FeedbackResult(
-            rows=_guards.row_counts(body.get("feedback")),
-            guard=_guards.guard(body.get("guard")),
+            rows=_row_counts(body.get("feedback")),
+            guard=_guard(body.get("guard")),
             **_change(reply, body, idempotency_key),
         )
 
@@ -144,22 +155,24 @@ def read_content(reply: httpx.Response) -> bytes:
 
 def read_adapters(reply: httpx.Response) -> tuple[AdapterDescription, ...]:
     """Reads the reply to adapters."""
-    return read(reply, lambda body: tuple(_adapter_description(typed(dict, a)) for a in typed(list, body["adapters"])))
+    return read(
+        reply, lambda body: tuple(_adapter_description(_typed(dict, a)) for a in _typed(list, body["adapters"]))
+    )
 
 
 def read_evidence(reply: httpx.Response) -> ModelEvidence:
     """Reads the reply to evidence."""
 
     def build(body: Json) -> ModelEvidence:
-        adapters = tuple(_guards.adapter_evidence(item) for item in typed(list, body["adapters"]))
-        return ModelEvidence(model=_model(body["model"]), policy=typed(str, body["policy"]), adapters=adapters)
+        adapters = tuple(_adapter_evidence(item) for item in _typed(list, body["adapters"]))
+        return ModelEvidence(model=_model(body["model"]), policy=_typed(str, body["policy"]), adapters=adapters)
 
     return read(reply, build)
 
 
 def read_models(reply: httpx.Response) -> tuple[ModelInfo, ...]:
     """Reads the reply to models."""
-    return read(reply, lambda body: tuple(_model_info(typed(dict, item)) for item in typed(list, body["models"])))
+    return read(reply, lambda body: tuple(_model_info(_typed(dict, item)) for item in _typed(list, body["models"])))
 
 
 def read_nothing(reply: httpx.Response) -> None:
@@ -181,79 +194,203 @@ def read_ready(reply: httpx.Response) -> bool:
 def _change(reply: httpx.Response, body: Json, idempotency_key: str) -> dict[str, Any]:
     """What the replies to all changes but predict have in common."""
     return {
-        "client_id": typed(str, body["client_id"]),
+        "client_id": _typed(str, body["client_id"]),
         "model": _model(body["model"]),
-        "adapter": typed(str, body["adapter"]),
+        "adapter": _typed(str, body["adapter"]),
         "state": _state(body["state"]),
         "request_id": request_id(reply, body),
         "idempotency_key": idempotency_key,
-        "key_expires_at_earliest": moment(body.get("key_expires_at_earliest")),
+        "key_expires_at_earliest": _moment(body.get("key_expires_at_earliest")),
     }
 
 
 def _adapter_description(fields: Json) -> AdapterDescription:
     availability = _adapter(fields)
     return AdapterDescription(
-        name=typed(str, fields["name"]),
-        description=typed(str, fields["description"]),
+        name=_typed(str, fields["name"]),
+        description=_typed(str, fields["description"]),
         enrols=fields["enrols"] is True,
         available=availability.available,
         missing=availability.missing,
-        hyperparameters=typed(dict, fields["hyperparameters"]),
+        hyperparameters=_typed(dict, fields["hyperparameters"]),
     )
 
 
 def _model(value: object) -> ModelRef:
-    fields = typed(dict, value)
-    return ModelRef(typed(str, fields["name"]), typed(str, fields["version"]))
+    fields = _typed(dict, value)
+    return ModelRef(_typed(str, fields["name"]), _typed(str, fields["version"]))
 
 
 def _state(value: object) -> StateInfo:
-    fields = typed(dict, value)
+    fields = _typed(dict, value)
     return StateInfo(
-        version=typed(int, fields["version"]),
-        status=typed(str, fields["status"]),
+        version=_typed(int, fields["version"]),
+        status=_typed(str, fields["status"]),
         committed=committed(fields["committed"]),
-        replayed=typed(str, fields["replayed"]),
-        durability=typed(str, fields.get("durability", "unknown")),
-        lost=typed(int, fields.get("lost", 0)),
+        replayed=_typed(str, fields["replayed"]),
+        durability=_typed(str, fields.get("durability", "unknown")),
+        lost=_typed(int, fields.get("lost", 0)),
     )
 
 
 def _stored_state(fields: Json) -> StoredState:
     return StoredState(
-        version=typed(int, fields["version"]),
-        status=typed(str, fields["status"]),
-        bytes=typed(int, fields["bytes"]),
-        tier=typed(str, fields["tier"]),
-        durability=typed(str, fields.get("durability", "unknown")),
-        base=optional(int, fields.get("base")),
-        journal_entries=optional(int, fields.get("journal_entries")),
-        journal_bytes=optional(int, fields.get("journal_bytes")),
-        owner=optional(str, fields.get("owner")),
-        expires_in_s=optional_number(fields.get("expires_in_s")),
+        version=_typed(int, fields["version"]),
+        status=_typed(str, fields["status"]),
+        bytes=_typed(int, fields["bytes"]),
+        tier=_typed(str, fields["tier"]),
+        durability=_typed(str, fields.get("durability", "unknown")),
+        base=_optional(int, fields.get("base")),
+        journal_entries=_optional(int, fields.get("journal_entries")),
+        journal_bytes=_optional(int, fields.get("journal_bytes")),
+        owner=_optional(str, fields.get("owner")),
+        expires_in_s=_optional_number(fields.get("expires_in_s")),
     )
 
 
 def _model_info(fields: Json) -> ModelInfo:
-    size = typed(dict, fields["input"])
+    size = _typed(dict, fields["input"])
     return ModelInfo(
-        name=typed(str, fields["name"]),
-        version=typed(str, fields["version"]),
-        architecture=typed(str, fields["architecture"]),
-        classes=tuple(typed(str, name) for name in typed(list, fields["classes"])),
-        input=InputInfo(typed(int, size["channels"]), typed(int, size["height"]), typed(int, size["width"])),
-        adapters={name: _adapter(value) for name, value in typed(dict, fields["adapters"]).items()},
+        name=_typed(str, fields["name"]),
+        version=_typed(str, fields["version"]),
+        architecture=_typed(str, fields["architecture"]),
+        classes=tuple(_typed(str, name) for name in _typed(list, fields["classes"])),
+        input=InputInfo(_typed(int, size["channels"]), _typed(int, size["height"]), _typed(int, size["width"])),
+        adapters={name: _adapter(value) for name, value in _typed(dict, fields["adapters"]).items()},
         default=fields["default"] is True,
     )
 
 
 def _adapter(value: object) -> AdapterInfo:
-    fields = typed(dict, value)
-    return AdapterInfo(fields["available"] is True, tuple(typed(str, name) for name in typed(list, fields["missing"])))
+    fields = _typed(dict, value)
+    return AdapterInfo(
+        fields["available"] is True, tuple(_typed(str, name) for name in _typed(list, fields["missing"]))
+    )
 
 
 def _posteriors(value: object) -> NDArray[np.float64] | None:
     if value is None:
         return None
-    return array([[number(p) for p in typed(list, row)] for row in typed(list, value)], np.float64)
+    return _array([[_number(p) for p in _typed(list, row)] for row in _typed(list, value)], np.float64)
+
+
+def _guard_decision(value: object) -> GuardDecision | None:
+    """The member `guard` of a prediction."""
+    return None if value is None else _decision(_typed(dict, value))
+
+
+def _guard(value: object) -> Guard | None:
+    """The member `guard` of a client."""
+    if value is None:
+        return None
+    fields = _typed(dict, value)
+    return Guard(_decision(fields), _evidence(fields))
+
+
+def _row_counts(value: object) -> RowCounts | None:
+    """The member `feedback`."""
+    if value is None:
+        return None
+    fields = _typed(dict, value)
+    return RowCounts(
+        counted=_typed(int, fields["counted"]),
+        duplicate=_typed(int, fields["duplicate"]),
+        contradicting=_typed(int, fields["contradicting"]),
+        unknown=_typed(int, fields["unknown"]),
+    )
+
+
+def _adapter_evidence(value: object) -> AdapterEvidence:
+    """One item of the member `adapters` of a model."""
+    fields = _typed(dict, value)
+    return AdapterEvidence(
+        adapter=_typed(str, fields["adapter"]),
+        hyperparameters=_typed(dict, fields["hyperparameters"]),
+        clients=_typed(int, fields["clients"]),
+        candidate=_typed(bool, fields["candidate"]),
+        evidence=_evidence(_typed(dict, fields["guard"])),
+    )
+
+
+def _decision(fields: Json) -> GuardDecision:
+    return GuardDecision(answering=_typed(str, fields["answering"]), because=_typed(str, fields["because"]))
+
+
+def _evidence(fields: Json) -> Evidence:
+    return Evidence(
+        verdict=_typed(str, fields["verdict"]),
+        labelled=_typed(int, fields["labelled"]),
+        wins=_typed(int, fields["wins"]),
+        losses=_typed(int, fields["losses"]),
+        frozen=_accuracy(fields["frozen"]),
+        adapted=_accuracy(fields["adapted"]),
+    )
+
+
+def _accuracy(value: object) -> AccuracyInterval:
+    fields = _typed(dict, value)
+    return AccuracyInterval(
+        accuracy=_optional_number(fields["accuracy"]),
+        low=_optional_number(fields["low"]),
+        high=_optional_number(fields["high"]),
+    )
+
+
+def _typed(kind: type[T], value: object) -> T:
+    """The value if it is of this type."""
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"expected {kind.__name__}, found {value!r}"[:EXCERPT])
+
+
+def _optional(kind: type[T], value: object) -> T | None:
+    """The value if it is of this type, or None."""
+    return None if value is None else _typed(kind, value)
+
+
+def _number(value: object) -> float:
+    """A JSON number, which may be written without a point."""
+    return float(value) if isinstance(value, int) else _typed(float, value)
+
+
+def _optional_number(value: object) -> float | None:
+    """A JSON number, or None."""
+    return None if value is None else _number(value)
+
+
+def _moment(value: object) -> datetime | None:
+    """An ISO 8601 time with its offset as one in UTC, or None."""
+    if value is None:
+        return None
+    time = datetime.fromisoformat(_typed(str, value))
+    if time.tzinfo is None:
+        raise ValueError(f"expected a time with its offset from UTC, found {value!r}"[:EXCERPT])
+    return time.astimezone(UTC)
+
+
+def _array(values: Sequence[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """The values as an array that cannot be written to."""
+    made = np.array(values, dtype=dtype)
+    made.setflags(write=False)
+    return made
+
+
+def _measurements(value: object) -> dict[str, float | tuple[float, ...]]:
+    """The signals of a step by name."""
+    # A measurement of an unknown kind must not cost the user the prediction it came with.
+    known: dict[str, float | tuple[float, ...]] = {}
+    for name, signal in _typed(dict, value or {}).items():
+        if isinstance(signal, list) and all(_is_measurement(item) for item in signal):
+            known[name] = tuple(_measurement(item) for item in signal)
+        elif _is_measurement(signal):
+            known[name] = _measurement(signal)
+    return known
+
+
+def _is_measurement(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _measurement(value: float | None) -> float:
+    # JSON has no NaN; it arrives as null.
+    return math.nan if value is None else float(value)

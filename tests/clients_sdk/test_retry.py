@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from acclimate_client import ConnectionFailed, ProblemError, Timeout, UnexpectedReplyError
 from acclimate_client._problems import retry_after
-from acclimate_client._retry import backoff
+from acclimate_client._transport import backoff
 from acclimate_client.errors import (
     JournalFullError,
     KeyReusedError,
