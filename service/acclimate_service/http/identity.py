@@ -4,20 +4,21 @@ import re
 import uuid
 
 from acclimate_service.errors import Problem
+from acclimate_service.state import ClientScope
 
 _CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _REQUEST = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
-def client_id(text: str) -> str:
-    """A valid client id; no other may reach a Redis key.
+def client_scope(text: str, tenant: str) -> ClientScope:
+    """The client of a tenant by its id, if that is valid; no other may reach a Redis key.
 
     Raises:
         Problem: `invalid_client_id`.
     """
     if _CLIENT.fullmatch(text):
-        return text
+        return ClientScope(text, tenant)
     raise Problem(
         "invalid_client_id",
         "a client id is 1 to 128 letters, digits, '.', '_', '~' or '-', the first a letter or digit; "

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from acclimate_service.http.routes import desk
+from acclimate_service.http import context
 
 LIMIT = 256 * 1024
 
@@ -38,14 +38,14 @@ def test_small_and_large_arrays_of_the_same_images_are_answered_alike(replica, f
 
 @pytest.mark.parametrize("nbytes", [LIMIT, LIMIT + 1])
 def test_the_fingerprint_of_a_large_body_does_not_hold_up_the_event_loop(replica, assert_problem, monkeypatch, nbytes):
-    taken, threads = desk.fingerprint, []
+    taken, threads = context.fingerprint, []
 
     def note(secret, *parts):
         if parts:
             threads.append(threading.get_ident())
         return taken(secret, *parts)
 
-    monkeypatch.setattr(desk, "fingerprint", note)
+    monkeypatch.setattr(context, "fingerprint", note)
     kind = {"Content-Type": "application/octet-stream"}
     reply = replica.http.put("/clients/marked/state", content=bytes(nbytes), headers=kind)
     assert_problem(reply, 422, "invalid_state")

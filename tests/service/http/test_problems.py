@@ -6,7 +6,7 @@ from acclimate_adapters import StateMismatch
 from acclimate_client.errors import PROBLEMS
 from acclimate_service.errors import Problem
 from acclimate_service.http.payload import PayloadCode
-from acclimate_service.http.problems import RETRY_AFTER_S, STATUS, problem_of
+from acclimate_service.http.problems import RETRY_AFTER_S, STATUS, problem_of, reply
 from acclimate_service.state import StateCorrupt, StoreFull, StoreUnavailable
 
 
@@ -24,9 +24,9 @@ def test_every_retryable_code_is_a_code():
 
 @pytest.mark.parametrize("code", STATUS)
 def test_a_retryable_problem_says_when_to_come_back(code):
-    reply = Problem(code, "detail").reply("r")
-    assert ("retry-after" in reply.headers) is (code in RETRY_AFTER_S)
-    assert reply.status_code == STATUS[code]
+    made = reply(Problem(code, "detail"), "r")
+    assert ("retry-after" in made.headers) is (code in RETRY_AFTER_S)
+    assert made.status_code == STATUS[code]
 
 
 @pytest.mark.parametrize(

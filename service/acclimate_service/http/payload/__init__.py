@@ -4,14 +4,19 @@ from collections.abc import Mapping, Sequence
 
 from acclimate_store import InputSpec
 
-from .arrays import Batch
-from .documents import decode_document, decode_json, parse_document
-from .errors import PayloadCode, PayloadError
+from .arrays import Batch, decode_npy, decode_raw
+from .documents import (
+    Labels,
+    check_tokens,
+    decode_document,
+    decode_json,
+    parse_document,
+    parse_labels,
+    read_labels,
+)
 from .forms import read_form
 from .images import decode_images
-from .labels import Labels, parse_labels, read_labels
-from .limits import PayloadLimits
-from .tensors import decode_npy, decode_raw
+from .limits import PayloadCode, PayloadError, PayloadLimits
 
 __all__ = [
     "MEDIA_TYPES",
@@ -20,6 +25,7 @@ __all__ = [
     "PayloadCode",
     "PayloadError",
     "PayloadLimits",
+    "check_tokens",
     "decode",
     "decode_labelled",
 ]

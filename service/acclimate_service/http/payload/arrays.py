@@ -1,15 +1,22 @@
-"""Number arrays to the canonical batch, whichever body they came in."""
+"""Number arrays to the canonical batch: `.npy` files, raw little-endian tensors, and the numbers of JSON.
 
+No reader allocates what a header merely claims.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from acclimate_store import InputSpec
 
-from .errors import PayloadError
-from .limits import PayloadLimits
+from .limits import PayloadError, PayloadLimits
 
 Batch = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -17,6 +24,13 @@ LAYOUTS = ("NHWC", "NCHW", "NHW")
 ACCEPTED_DTYPES = "uint8 (0..255) or float32 (0..1)"
 
 _DTYPES = tuple(map(np.dtype, ("uint8", "float16", "float32", "float64")))
+_LAYOUT_HEADER = "x-tensor-layout"
+_SHAPE_HEADER = "x-tensor-shape"
+_DTYPE_HEADER = "x-tensor-dtype"
+
+_RAW_DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
+_SHAPE = re.compile(r"[0-9]{1,10}( *, *[0-9]{1,10}){2,3}")
+_MAX_NPY_HEADER = 1024  # NumPy writes 118 bytes for an unstructured array; its parser evaluates what it is given
 _TOLERANCE = 1e-3  # what a round trip through float16 or a resampling filter may overshoot
 
 
@@ -54,7 +68,7 @@ def canonical(claim: Claim, spec: InputSpec, limits: PayloadLimits) -> Batch:
         PayloadError: `wrong_dtype`, `empty_batch`, `too_many_images`, `invalid_request`, `wrong_shape`,
             `ambiguous_layout`, `non_finite`, `out_of_range`.
     """
-    check_dtype(claim.elements.dtype)
+    _check_dtype(claim.elements.dtype)
     if claim.shape:
         limits.check_count(claim.shape[0])
     layout = _resolve_layout(claim, spec)
@@ -65,12 +79,12 @@ def canonical(claim: Claim, spec: InputSpec, limits: PayloadLimits) -> Batch:
     return np.array(_channels_first(array, layout), dtype=np.float32, order="C")
 
 
-def brief(shape: tuple[int, ...]) -> str:
+def _brief(shape: tuple[int, ...]) -> str:
     """A shape for a message, cut where it is absurd."""
     return str(list(shape))[:80]
 
 
-def check_dtype(dtype: np.dtype[Any]) -> None:
+def _check_dtype(dtype: np.dtype[Any]) -> None:
     """Refuse all element types but uint8, float16, float32 and float64, in either byte order.
 
     Raises:
@@ -94,7 +108,7 @@ def _resolve_layout(claim: Claim, spec: InputSpec) -> str:
     if not fits:
         raise PayloadError("wrong_shape", _misfit(claim, accepted))
     if len(fits) > 1:
-        detail = f"shape {brief(claim.shape)} fits {' and '.join(fits)}; state the layout"
+        detail = f"shape {_brief(claim.shape)} fits {' and '.join(fits)}; state the layout"
         raise PayloadError("ambiguous_layout", detail)
     return fits[0]
 
@@ -110,7 +124,7 @@ def _accepted_shapes(spec: InputSpec) -> dict[str, tuple[int, ...]]:
 def _misfit(claim: Claim, accepted: dict[str, tuple[int, ...]]) -> str:
     stated = "" if claim.layout is None else f" with layout {claim.layout}"
     wanted = " or ".join(f"{name} [B, {', '.join(map(str, extent))}]" for name, extent in accepted.items())
-    return f"the array has shape {brief(claim.shape)}{stated}; the model takes {wanted}"
+    return f"the array has shape {_brief(claim.shape)}{stated}; the model takes {wanted}"
 
 
 def _check_floats(array: NDArray[Any]) -> None:
@@ -132,3 +146,74 @@ def _channels_first(array: NDArray[Any], layout: str) -> NDArray[Any]:
     if layout == "NHWC":
         return array.transpose(0, 3, 1, 2)
     return array[:, None] if layout == "NHW" else array
+
+
+def decode_npy(body: bytes, headers: Mapping[str, str], spec: InputSpec, limits: PayloadLimits) -> Batch:
+    """Read one array of the NPY format, version 1, 2 or 3; pickled objects are refused unread.
+
+    Raises:
+        PayloadError: `malformed_body`, `wrong_dtype`, and what `canonical` raises.
+    """
+    shape, fortran_order, dtype, start = _npy_header(body)
+    _check_dtype(dtype)
+    if any(extent < 0 for extent in shape):
+        raise PayloadError("malformed_body", f"the .npy header declares the negative shape {_brief(shape)}")
+    declared, present = math.prod(shape) * dtype.itemsize, len(body) - start
+    if declared != present:
+        detail = f"the .npy header declares {declared} bytes ({dtype} {_brief(shape)}), the body holds {present}"
+        raise PayloadError("malformed_body", detail)
+    elements = _view(body, dtype, start)
+    claim = Claim(elements, shape, headers.get(_LAYOUT_HEADER), order="F" if fortran_order else "C")
+    return canonical(claim, spec, limits)
+
+
+def _npy_header(body: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    stream = io.BytesIO(body)
+    try:
+        version = npy_format.read_magic(stream)
+        # Version 3 differs from 2 only by UTF-8 in the field names of structured types, which are refused anyway.
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran_order, dtype = read(stream, max_header_size=_MAX_NPY_HEADER)
+    except Exception as error:  # the header is a Python literal: NumPy's parsers leak many types of exception on junk
+        detail = "the body is not a .npy file of version 1, 2 or 3, as numpy.save writes them"
+        raise PayloadError("malformed_body", detail) from error
+    return tuple(map(int, shape)), fortran_order, dtype, stream.tell()
+
+
+def decode_raw(body: bytes, headers: Mapping[str, str], spec: InputSpec, limits: PayloadLimits) -> Batch:
+    """Read a C-ordered little-endian tensor that the `X-Tensor-*` headers describe (names in lower case here).
+
+    Raises:
+        PayloadError: `invalid_request` for the headers, `wrong_dtype`, `wrong_shape` when the body has another size
+            than they say, and what `canonical` raises.
+    """
+    shape, dtype = _declared_shape(headers), _declared_dtype(headers)
+    declared = math.prod(shape) * dtype.itemsize
+    if declared != len(body):
+        detail = f"X-Tensor-Shape {_brief(shape)} of {dtype.name} is {declared} bytes, the body has {len(body)}"
+        raise PayloadError("wrong_shape", detail)
+    return canonical(Claim(_view(body, dtype), shape, headers.get(_LAYOUT_HEADER)), spec, limits)
+
+
+def _view(body: bytes, dtype: np.dtype[Any], start: int = 0) -> NDArray[Any]:
+    # Unlike np.frombuffer, this accepts an empty buffer.
+    return np.ndarray((len(body) - start) // dtype.itemsize, dtype, buffer=body, offset=start)
+
+
+def _declared_shape(headers: Mapping[str, str]) -> tuple[int, ...]:
+    text = headers.get(_SHAPE_HEADER)
+    if text is None:
+        detail = "application/octet-stream needs the header X-Tensor-Shape, such as 20,28,28,1"
+        raise PayloadError("invalid_request", detail)
+    if not _SHAPE.fullmatch(text.strip()):
+        detail = f"X-Tensor-Shape {text[:60]!r} is not 3 or 4 non-negative integers, such as 20,28,28,1"
+        raise PayloadError("invalid_request", detail)
+    return tuple(map(int, text.split(",")))
+
+
+def _declared_dtype(headers: Mapping[str, str]) -> np.dtype[Any]:
+    name = headers.get(_DTYPE_HEADER, "uint8")
+    if name not in _RAW_DTYPES:
+        detail = f"X-Tensor-Dtype {name[:20]!r} is not accepted; use {' or '.join(_RAW_DTYPES)}"
+        raise PayloadError("wrong_dtype", detail)
+    return _RAW_DTYPES[name]

@@ -1,8 +1,9 @@
-"""JSON bodies: nested number lists, or image files in base64."""
+"""JSON: bodies of nested number lists or of image files in base64, and the labels of images."""
 
 import base64
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -11,12 +12,22 @@ from numpy.typing import NDArray
 from acclimate_store import InputSpec
 
 from .arrays import LAYOUTS, Batch, Claim, canonical
-from .errors import PayloadError
 from .images import decode_images
-from .limits import PayloadLimits
+from .limits import PayloadError, PayloadLimits
 
+Labels = NDArray[np.int64]
+
+_MAX_TOKENS: Final = 1_000_000
+"""Numbers and lists in a JSON body. Its parser holds the GIL: ten million lists stop everything for 8 s."""
 _FIELDS = ("images", "layout", "dtype")
 _DTYPES = ("uint8", "float32")
+
+
+def check_tokens(body: bytes, media_type: str) -> None:
+    """Refuse JSON that would take too long to parse, by two quick scans; base64 has neither character."""
+    if media_type.lower().startswith("application/json") and body.count(b",") + body.count(b"[") > _MAX_TOKENS:
+        detail = f"a JSON body may hold {_MAX_TOKENS} numbers and lists; send application/x-npy or base64 images"
+        raise PayloadError("body_too_large", detail)
 
 
 def decode_json(body: bytes, spec: InputSpec, limits: PayloadLimits) -> Batch:
@@ -127,3 +138,49 @@ def _to_uint8(numbers: list[int], dtype: str | None) -> NDArray[np.uint8]:
         detail = 'integers 0 and 1 may mean uint8 0..255 or float 0..1; state "dtype": "uint8" or "float32"'
         raise PayloadError("ambiguous_dtype", detail)
     return np.array(numbers, dtype=np.uint8)
+
+
+def parse_labels(text: str | bytes | None) -> object:
+    """What a header or a form part holds, which is JSON; None when it is not there.
+
+    Raises:
+        PayloadError: `invalid_labels`.
+    """
+    try:
+        return None if text is None else orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        detail = f'the labels are not valid JSON ({error}); send a list such as [0, 3, "Coat"]'
+        raise PayloadError("invalid_labels", detail) from error
+
+
+def read_labels(labels: object, classes: Sequence[str], images: int) -> Labels:
+    """Class index of every image, int64 [B] in 0..K-1.
+
+    Args:
+        labels: a list of indices and names, mixed as one likes.
+        classes: names of the classes; where one is there twice, the name means the first.
+        images: how many there are.
+
+    Raises:
+        PayloadError: `invalid_labels`.
+    """
+    if not isinstance(labels, list):
+        raise PayloadError(
+            "invalid_labels",
+            "there are no labels: send a list with a class index or name for every image, as member `labels` of JSON, "
+            "as part `labels` of a form, or in the header X-Labels",
+        )
+    if len(labels) != images:
+        raise PayloadError("invalid_labels", f"there are {len(labels)} labels for {images} images; send one for each")
+    by_name = {name: index for index, name in reversed([*enumerate(classes)])}
+    return np.array([_index(label, at, by_name, len(classes)) for at, label in enumerate(labels)], dtype=np.int64)
+
+
+def _index(label: object, at: int, by_name: dict[str, int], classes: int) -> int:
+    if type(label) is int and 0 <= label < classes:
+        return label
+    if isinstance(label, str) and label in by_name:
+        return by_name[label]
+    names = ", ".join(by_name)
+    detail = f"label {at} is {str(label)[:40]!r}; accepted are 0 to {classes - 1} and the names {names}"
+    raise PayloadError("invalid_labels", detail[:600])

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from .errors import PayloadError
-from .limits import PayloadLimits
+from .limits import PayloadError, PayloadLimits
 
 
 @dataclass(frozen=True, slots=True)

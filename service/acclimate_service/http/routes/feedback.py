@@ -3,15 +3,15 @@
 from typing import Any, TypeAlias
 
 import orjson
-from fastapi import APIRouter
-from fastapi import Request as HttpRequest
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.guard.record import Label
-from acclimate_service.http.payload import MEDIA_TYPES
-from acclimate_service.http.routes.desk import Desk, check_tokens, json
+from acclimate_service.http.context import RequestContext, json, model_of
+from acclimate_service.http.payload import MEDIA_TYPES, check_tokens
+from acclimate_service.service import Service
 
 _MOST_ROWS = 10_000
 _LONGEST_BODY = 4 * 2**20
@@ -42,33 +42,34 @@ _DOC = {"requestBody": {"required": True, "content": {**_IMAGES, "application/js
 Told: TypeAlias = list[Label] | Examples
 
 
-def add_routes(router: APIRouter, desk: Desk) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     """Add the routes of the guard."""
-    service, limit = desk.service, max(desk.settings.max_body_bytes, _LONGEST_BODY)
+    limit = max(service.settings.max_body_bytes, _LONGEST_BODY)
     classes = service.bundle.manifest.classes
 
-    async def feedback(request: HttpRequest, client_id: str) -> Response:
+    async def feedback(request: Request, client_id: str) -> Response:
         """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
 
+        context = RequestContext(service, request, client_id)
+
         def parse(body: bytes) -> tuple[Told, tuple[bytes, ...]]:
-            media_type = request.headers.get("content-type", "")
-            if _has_images(body, media_type):
-                examples, parts = desk.examples(request, body)
+            if _has_images(body, context.media_type):
+                examples, parts = context.examples(body)
                 return examples, (b"examples", *parts)
-            check_tokens(body, media_type)
+            check_tokens(body, context.media_type)
             labels = _read(body, classes)
             mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
             return labels, (b"feedback", mark)
 
         with service.engine.admission(client_id):
-            wanted, told = await desk.take(request, client_id, limit, parse)
-            return desk.reply(await service.feedback.tell(wanted, told), wanted)
+            wanted, told = await context.take(limit, parse)
+            return context.reply(await service.feedback.tell(wanted, told))
 
     async def evidence(model: str) -> Response:
         """What the labels of all clients show of each adapter."""
         if model != service.bundle.manifest.name:
             raise Problem("not_found", f"this service serves {service.bundle.manifest.name!r} alone; see GET /models")
-        return json({"model": desk.model, **await service.feedback.of_all()})
+        return json({"model": model_of(service), **await service.feedback.of_all()})
 
     router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/models/{model}/adapters", evidence, methods=["GET"])

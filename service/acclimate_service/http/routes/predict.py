@@ -4,52 +4,52 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi import Request as HttpRequest
+from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
 from acclimate_service.clients.engine import Batch
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
+from acclimate_service.http.context import RequestContext, kind_of
 from acclimate_service.http.payload import MEDIA_TYPES
-from acclimate_service.http.routes.desk import Desk, kind_of
+from acclimate_service.service import Service
 
 _NUMBER = re.compile(r"[0-9]{1,16}")
 _LARGEST_NUMBER = 2**53 - 1
 _DOC = {"requestBody": {"required": True, "content": {media_type: {} for media_type in MEDIA_TYPES}}}
 
 
-def add_routes(router: APIRouter, desk: Desk) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     """Add the routes that take images."""
-    service, limit = desk.service, desk.settings.max_body_bytes
+    limit = service.settings.max_body_bytes
 
-    async def predict(
-        request: HttpRequest, client_id: str, adapt: bool = True, probabilities: bool = False
-    ) -> Response:
+    async def predict(request: Request, client_id: str, adapt: bool = True, probabilities: bool = False) -> Response:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
 
+        context = RequestContext(service, request, client_id, keyed=adapt)
+        number = _number(request.headers.get("x-batch-number"), adapt)
+
         def parse(body: bytes) -> tuple[NDArray[Any], tuple[bytes, ...]]:
-            images = desk.images(request, body)
+            images = context.images(body)
             return images, (b"predict", f"{kind_of(images)} {probabilities}".encode(), images.tobytes())
 
         with service.engine.admission(client_id):
-            number = _number(request.headers.get("x-batch-number"), adapt)
-            wanted, images = await desk.take(request, client_id, limit, parse, keyed=adapt)
+            wanted, images = await context.take(limit, parse)
             wanted = replace(wanted, number=number)
-            done = await service.engine.predict(Batch(wanted, images, adapt, probabilities))
-            return desk.reply(done, wanted)
+            return context.reply(await service.engine.predict(Batch(wanted, images, adapt, probabilities)))
 
-    async def enroll(request: HttpRequest, client_id: str) -> Response:
-        """Let the client begin anew from labelled images of its own."""
+    async def enroll(request: Request, client_id: str) -> Response:
+        """Let the client begin again from labelled images of its own."""
+        context = RequestContext(service, request, client_id)
 
         def parse(body: bytes) -> tuple[Examples, tuple[bytes, ...]]:
-            examples, parts = desk.examples(request, body)
+            examples, parts = context.examples(body)
             return examples, (b"enroll", *parts)
 
         with service.engine.admission(client_id):
-            wanted, examples = await desk.take(request, client_id, limit, parse)
-            return desk.reply(await service.clients.enroll(wanted, examples), wanted)
+            wanted, examples = await context.take(limit, parse)
+            return context.reply(await service.clients.enroll(wanted, examples))
 
     router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)

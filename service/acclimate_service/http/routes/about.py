@@ -1,4 +1,4 @@
-"""What the service can do: its models and its adapters."""
+"""What the service says of itself: its models, its adapters, whether it answers, and its metrics."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ from starlette.responses import Response
 
 from acclimate_adapters import ADAPTERS
 from acclimate_service.clients.offers import Offer, offers
-from acclimate_service.http.routes.desk import Desk, json
+from acclimate_service.http.context import json, model_of
+from acclimate_service.service import Service
 from acclimate_store import Bundle
 
 
-def add_routes(router: APIRouter, desk: Desk) -> None:
-    """Add the routes of models and adapters. Neither changes while the service runs."""
-    service = desk.service
+def add_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs."""
     offered = offers(service.bundle.model)
     model_list = json({"models": [_describe_model(service.bundle, offered)]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
-        {"model": desk.model, "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
+        {"model": model_of(service), "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
     )
 
     async def models() -> Response:
@@ -29,8 +29,36 @@ def add_routes(router: APIRouter, desk: Desk) -> None:
         """Every adapter: what it does, its hyper-parameters, and whether the model has everything for it."""
         return adapter_list
 
-    router.add_api_route("/models", models, methods=["GET"])
-    router.add_api_route("/adapters", adapters, methods=["GET"])
+    async def probe() -> str | None:
+        """Why batches cannot be answered now, if so; kept as a metric."""
+        reason = await service.obstacle()
+        service.telemetry.ready.set(reason is None)
+        return reason
+
+    async def live() -> Response:
+        """Whether the process answers at all; asks neither Redis nor torch."""
+        return json({"live": True})
+
+    async def ready() -> Response:
+        """Whether batches are answered; asks Redis."""
+        reason = await probe()
+        return json({"ready": reason is None, "live": True, "reason": reason}, 200 if reason is None else 503)
+
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        await probe()
+        service.measure()
+        return Response(service.telemetry.render(), media_type="text/plain; version=0.0.4")
+
+    routes = {
+        "/models": models,
+        "/adapters": adapters,
+        "/v2/health/live": live,
+        "/v2/health/ready": ready,
+        "/metrics": metrics,
+    }
+    for path, handler in routes.items():
+        router.add_api_route(path, handler, methods=["GET"])
 
 
 def _describe_model(bundle: Bundle, offered: tuple[Offer, ...]) -> dict[str, Any]:
