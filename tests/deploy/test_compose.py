@@ -8,7 +8,7 @@ import yaml
 
 from acclimate_service.serving import GRACE_S
 from acclimate_service.settings import Settings
-from acclimate_service.state import StoreUnfit
+from acclimate_service.state.errors import StoreUnfit
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from functools import partial
 
-from acclimate_service.state import journal_replies as replies
 from acclimate_service.state.blob import Sealed, hashing, seal
+from acclimate_service.state.chunks import Chunks
 from acclimate_service.state.entry import Batch, Entry, encode
 from acclimate_service.state.errors import StateCorrupt
 from acclimate_service.state.journal_records import (
@@ -14,6 +14,11 @@ from acclimate_service.state.journal_records import (
     OpenOutcome,
     UndoOutcome,
     Written,
+    answer_outcome,
+    append_outcome,
+    flip_outcome,
+    open_outcome,
+    undo_outcome,
 )
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Head, Snapshot
@@ -21,7 +26,6 @@ from acclimate_service.state.redis.announcements import HAND_OVER
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import ANSWER, APPEND, FLIP, OPEN, RELEASE, UNDO
 from acclimate_service.state.redis.wire import Argument, Wire
-from acclimate_service.state.snapshots import Snapshots
 
 
 class Journal:
@@ -35,7 +39,7 @@ class Journal:
     def __init__(self, wire: Wire, limits: Limits) -> None:
         self._wire = wire
         self._limits = limits
-        self._snapshots = Snapshots(wire, limits)
+        self._chunks = Chunks(wire, limits)
 
     async def open(
         self, client: ClientScope, model: str, basis: Basis, nonce: str, config: str, *, force: bool = False
@@ -58,10 +62,17 @@ class Journal:
             client.snapshot(model, basis.sid),
         )
         args: tuple[Argument, ...] = (
-            *(basis.life, nonce, int(force), basis.sid, new_id(), model, config),
-            *(self._limits.lease_ms, self._limits.state_ttl_ms),
+            basis.life,
+            nonce,
+            int(force),
+            basis.sid,
+            new_id(),
+            model,
+            config,
+            self._limits.lease_ms,
+            self._limits.state_ttl_ms,
         )
-        return replies.open_outcome(await self._wire.run(OPEN, keys, args))
+        return open_outcome(await self._wire.run(OPEN, keys, args))
 
     async def append(
         self, client: ClientScope, model: str, basis: Basis, fence: str, attempt: Attempt, batch: Batch, engine: str
@@ -80,15 +91,36 @@ class Journal:
         limits = self._limits
         blob = await hashing(partial(encode, client, Entry(basis.seq + 1, batch, engine)), batch.nbytes)
         keys = (
-            *(client.registry, client.markers, client.marker_times, client.answers, client.answer_times),
-            *(client.head(model), client.journal(model), client.lease(model), client.snapshot(model, basis.sid)),
+            client.registry,
+            client.markers,
+            client.marker_times,
+            client.answers,
+            client.answer_times,
+            client.head(model),
+            client.journal(model),
+            client.lease(model),
+            client.snapshot(model, basis.sid),
         )
         args: tuple[Argument, ...] = (
-            *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.tag, fence, basis.sid, model, blob),
-            *(limits.journal_entries, limits.journal_bytes, limits.lease_ms),
-            *(limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap, attempt.number),
+            attempt.rid,
+            attempt.fingerprint,
+            attempt.tag,
+            basis.life,
+            basis.tag,
+            fence,
+            basis.sid,
+            model,
+            blob,
+            limits.journal_entries,
+            limits.journal_bytes,
+            limits.lease_ms,
+            limits.state_ttl_ms,
+            limits.key_ttl_ms,
+            limits.key_min_ms,
+            limits.key_cap,
+            attempt.number,
         )
-        return replies.append_outcome(await self._wire.run(APPEND, keys, args), attempt, basis.sid)
+        return append_outcome(await self._wire.run(APPEND, keys, args), attempt, basis.sid)
 
     async def upload(
         self, client: ClientScope, model: str, basis: Basis, adapter: str, state: bytes
@@ -96,7 +128,7 @@ class Journal:
         """Write the state of version `basis.seq` as a snapshot, which expires unless `flip` makes it the base."""
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq, state), len(state))
         gap_ms = self._limits.chunk_gap_ms
-        placed = await self._snapshots.upload(client, model, basis.life, sealed.blob, gap_ms)
+        placed = await self._chunks.upload(client, model, basis.life, sealed.blob, gap_ms)
         return (placed, sealed) if isinstance(placed, Snapshot) else placed
 
     async def flip(
@@ -118,21 +150,33 @@ class Journal:
             snapshot: the upload, and `sealed`, what was uploaded.
         """
         keys = (
-            *(client.registry, client.head(model), client.journal(model)),
-            *(client.snapshot(model, basis.sid), client.snapshot(model, snapshot.sid)),
+            client.registry,
+            client.head(model),
+            client.journal(model),
+            client.snapshot(model, basis.sid),
+            client.snapshot(model, snapshot.sid),
         )
         args: tuple[Argument, ...] = (
-            *(basis.life, fence, basis.seq, basis.tag, basis.sid, snapshot.sid, snapshot.chunks),
-            *(len(sealed.blob), sealed.digest, model, self._limits.state_ttl_ms),
+            basis.life,
+            fence,
+            basis.seq,
+            basis.tag,
+            basis.sid,
+            snapshot.sid,
+            snapshot.chunks,
+            len(sealed.blob),
+            sealed.digest,
+            model,
+            self._limits.state_ttl_ms,
         )
-        return replies.flip_outcome(await self._wire.run(FLIP, keys, args))
+        return flip_outcome(await self._wire.run(FLIP, keys, args))
 
     async def answer(self, client: ClientScope, rid: str, tag: str, answer: bytes) -> AnswerOutcome:
         """Store the answer of an entry; from then on nobody takes the entry back. One too large is stored as empty."""
         keys = (client.registry, client.markers, client.answers, client.answer_times)
         kept = answer if len(answer) <= self._limits.answer_max else b""
         args = (rid, tag, kept, self._limits.key_ttl_ms, self._limits.answer_bytes)
-        return replies.answer_outcome(await self._wire.run(ANSWER, keys, args))
+        return answer_outcome(await self._wire.run(ANSWER, keys, args))
 
     async def undo(
         self, client: ClientScope, model: str, before: Basis, number: int, fence: str, attempt: Attempt
@@ -147,12 +191,16 @@ class Journal:
             attempt: what is taken back.
         """
         keys = (
-            *(client.registry, client.markers, client.marker_times, client.answers),
-            *(client.head(model), client.journal(model)),
+            client.registry,
+            client.markers,
+            client.marker_times,
+            client.answers,
+            client.head(model),
+            client.journal(model),
         )
         tag = new_id()
         args = (attempt.rid, attempt.tag, tag, before.life, fence, number)
-        return replies.undo_outcome(await self._wire.run(UNDO, keys, args), before, tag)
+        return undo_outcome(await self._wire.run(UNDO, keys, args), before, tag)
 
     async def ask(self, client: ClientScope, model: str) -> None:
         """Ask whoever has the journal open to release it, if nothing is under way there. It need not be heard."""

@@ -1,28 +1,65 @@
-"""Brings a request into its client's history once: tried again while other changes come between."""
+"""Brings a request into its client's history once: tried again while other changes come between, answered if it was.
 
-from collections.abc import Awaitable, Callable
+Nobody but the running owner acknowledges an entry whose answer is not stored: the owner may still take it back.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias
 
-from acclimate_service.state.context import Context
+from acclimate_service.state.contract import Applied, Request, S
+from acclimate_service.state.entry import Batch
 from acclimate_service.state.errors import (
     ClientDeleted,
     Contended,
     Doubt,
     KeyReused,
     KeyUsedBeforeDelete,
+    OtherModel,
     OutOfOrder,
+    RequestRunning,
     StateError,
 )
-from acclimate_service.state.finding import Finder
-from acclimate_service.state.held import Held, Memory
-from acclimate_service.state.machine import Applied, Request, S
-from acclimate_service.state.records import Gone, Head, Incomplete, Loaded, Mismatch, Replay, Used
-from acclimate_service.state.replaying import Replays, stored
-from acclimate_service.state.writing import WriteOutcome
+from acclimate_service.state.held import Context, Held, Memory
+from acclimate_service.state.journal_records import Answered
+from acclimate_service.state.reader import Reader
+from acclimate_service.state.records import Gone, Head, Incomplete, Loaded, Mismatch, Repeat, Used
+from acclimate_service.state.writer import Changing, WriteOutcome, Writer
 
-Restore: TypeAlias = Callable[[Loaded], Awaitable[Held[S] | None]]
-Write: TypeAlias = Callable[[Held[S]], Awaitable[WriteOutcome]]
+Work: TypeAlias = Batch | Changing[S]
+"""What a request asks for: a batch to be folded in, or another state in the place of the present one."""
+
+
+class Claims:
+    """Turns away a request whose key is at work here already, before it waits for its client's turn.
+
+    Args:
+        retry_after_ms: when whoever was turned away may ask again.
+    """
+
+    def __init__(self, retry_after_ms: int = 1000) -> None:
+        self._retry_after_ms = retry_after_ms
+        self._running: dict[str, str] = {}
+
+    @contextmanager
+    def hold(self, request: Request) -> Iterator[None]:
+        """Claim the request for the block.
+
+        Raises:
+            RequestRunning: it is at work already.
+            KeyReused: its key is, with another content.
+        """
+        running = self._running.get(request.rid)
+        if running == request.fingerprint:
+            raise RequestRunning("a request with this Idempotency-Key is being answered", self._retry_after_ms)
+        if running is not None:
+            raise KeyReused("this Idempotency-Key is in use with another request; use a new key")
+        self._running[request.rid] = request.fingerprint
+        try:
+            yield
+        finally:
+            del self._running[request.rid]
 
 
 @dataclass(slots=True)
@@ -53,30 +90,26 @@ class _Visit:
 class Once(Generic[S]):
     """The tries of requests of one client, one request at a time."""
 
-    def __init__(self, context: Context[S], memory: Memory[S], finder: Finder[S], replays: Replays[S]) -> None:
+    def __init__(self, context: Context[S], memory: Memory[S], reader: Reader[S], writer: Writer[S]) -> None:
         self._context = context
         self._memory = memory
-        self._finder = finder
-        self._replays = replays
+        self._reader = reader
+        self._writer = writer
 
-    async def run(self, request: Request, restore: Restore[S], write: Write[S], *, ask: bool = False) -> Applied:
+    async def run(self, request: Request, work: Work[S]) -> Applied:
         """Do what a request asks for, or find out what became of it before.
 
-        Args:
-            request: which.
-            restore: the state to start from, of what Redis was found to hold; None: it moved, load again.
-            write: computes the change from a state and writes it, on condition that this is the newest one.
-            ask: begin with what Redis knows of the request, for a change that a repeat could not compute again.
+        Redis is asked first what it knows of a request that replaces the state: a repeat could not compute it again.
 
         Raises:
             StateError: it was refused, or Redis failed.
-            Exception: what `restore` or `write` raised; nothing was changed.
+            Exception: what the work or the machine raised; nothing was changed.
         """
-        visit = _Visit(request.life or None, ask=ask)
+        visit = _Visit(request.life or None, ask=not isinstance(work, Batch))
         try:
             with visit.doubt:
                 for _ in range(self._context.limits.tries):
-                    applied = await self._try(request, restore, write, visit)
+                    applied = await self._try(request, work, visit)
                     if applied is not None:
                         return applied
                     await self._context.pause()
@@ -96,25 +129,25 @@ class Once(Generic[S]):
             verdict = loaded.verdict(request.fingerprint)
             if verdict is None:
                 return loaded.head
-            if not isinstance(verdict, Replay):
+            if not isinstance(verdict, Repeat):
                 raise refusal(verdict)
-            applied = await self._replays.settle(request, loaded, verdict)
+            applied = await self._settle(request, loaded, verdict)
             if applied is not None:
                 return applied
             await context.pause()
         raise Contended("other replicas kept changing this client's state; send the request again")
 
-    async def _try(self, request: Request, restore: Restore[S], write: Write[S], visit: _Visit) -> Applied | None:
+    async def _try(self, request: Request, work: Work[S], visit: _Visit) -> Applied | None:
         """None: the client changed; try again, from what is stored now."""
-        ready = await self._ready(request, restore, visit)
+        ready = await self._ready(request, work, visit)
         if not isinstance(ready, Held):
             return ready
         self._context.observer.found(ready.status)
-        return self._judge(await write(ready), visit)
+        return self._judge(await self._writer.write(ready, request, work), visit)
 
-    async def _ready(self, request: Request, restore: Restore[S], visit: _Visit) -> Held[S] | Applied | None:
+    async def _ready(self, request: Request, work: Work[S], visit: _Visit) -> Held[S] | Applied | None:
         """The newest state, or the answer of a request that was applied before; None: it moved, look again."""
-        fresh = self._finder.fresh()
+        fresh = self._reader.fresh()
         # In order after this state is in order where it is written: the write compares the tag, which stands for both.
         if fresh is not None and visit.may_go_on_from(fresh) and not request.late(fresh.number):
             return fresh
@@ -122,14 +155,14 @@ class Once(Generic[S]):
         sid = aged.track.sid if aged else ""
         loaded = await context.store.load(context.client, context.model, request.rid, sid)
         match loaded.verdict(request.fingerprint):
-            case Replay() as replay:
-                return await self._replays.settle(request, loaded, replay)
+            case Repeat() as repeat:
+                return await self._settle(request, loaded, repeat)
             case Mismatch() | Used() as refused:
                 raise refusal(refused)
         visit.ask = False
         visit.admit(loaded)
         _require_in_order(request, loaded.head)
-        restored = self._memory.held = await restore(loaded)
+        restored = self._memory.held = await self._reader.restore(loaded, work if isinstance(work, Batch) else None)
         return restored if restored and not request.late(restored.number) else None
 
     def _judge(self, outcome: WriteOutcome, visit: _Visit) -> Applied | None:
@@ -137,9 +170,9 @@ class Once(Generic[S]):
         match outcome:
             case Applied():
                 return outcome
-            case Replay(answer=answer) if answer is not None:
+            case Repeat(answer=answer) if answer is not None:
                 return stored(outcome)
-            case Replay():
+            case Repeat():
                 visit.ask = True
             case Incomplete(committed=effect):
                 visit.doubt.learn(effect)
@@ -149,6 +182,38 @@ class Once(Generic[S]):
                 raise refusal(outcome)
         return None
 
+    async def _settle(self, request: Request, loaded: Loaded, repeat: Repeat) -> Applied | None:
+        """What a repeated request is to be answered; None: things moved meanwhile, load again.
+
+        Args:
+            request: the repeated request.
+            loaded: what Redis knows of it, and `repeat`, the verdict on it.
+
+        Raises:
+            OtherModel, RequestRunning: it may be applied; who knows it is another.
+            StateError: Redis failed, or what it has cannot be read.
+        """
+        if repeat.answer is not None:
+            return stored(repeat)
+        if repeat.model != self._context.model:
+            raise OtherModel("this key was used for a batch of another model, whose answer is not stored", "unknown")
+        head = loaded.head
+        if head is None or not head.base < repeat.seq <= head.seq:
+            return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
+        if loaded.lease and repeat.seq == head.seq and not loaded.lease.fence.endswith("." + self._context.nonce):
+            raise RequestRunning("another replica is computing this request", loaded.lease.ms)
+        return await self._recompute(request, repeat, head)
+
+    async def _recompute(self, request: Request, repeat: Repeat, head: Head) -> Applied | None:
+        rebuilt = await self._reader.rebuild(head, repeat.seq)
+        if rebuilt is None or rebuilt.owed[repeat.seq].rid != request.rid:
+            return None
+        owed = rebuilt.owed[repeat.seq]
+        kept = await self._context.store.journal.answer(self._context.client, owed.rid, owed.tag, owed.answer)
+        if not isinstance(kept, Answered):
+            return None
+        return Applied(repeat.seq, repeat.life, repeat.model, kept.stored or owed.answer, "recomputed")
+
 
 def _require_in_order(request: Request, head: Head | None) -> None:
     if head is not None and request.late(head.number):
@@ -156,6 +221,11 @@ def _require_in_order(request: Request, head: Head | None) -> None:
             f"batch {request.number} comes after batch {head.number} of this client was applied; nothing was changed; "
             "accepted is any higher number, or the Idempotency-Key under which this batch was sent first"
         )
+
+
+def stored(repeat: Repeat) -> Applied:
+    """The answer that lies beside the marker."""
+    return Applied(repeat.seq, repeat.life, repeat.model, repeat.answer, "stored")
 
 
 def refusal(outcome: Mismatch | Used | Gone) -> StateError:

@@ -1,15 +1,15 @@
-"""What the scripts take and answer, as frozen records."""
+"""What the scripts take and answer, as frozen records, and how replies become records."""
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from acclimate_service.state.errors import Effect
+from acclimate_service.state.errors import Effect, StateCorrupt
 from acclimate_service.state.redis.keys import new_id
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state stored apart from its head: random id and number of chunks."""
+    """A state too large for its head: random id and number of chunks."""
 
     sid: str
     chunks: int
@@ -116,7 +116,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Repeat:
     """The request was applied before, as version `seq` of `model`; `answer` is None if it is not stored.
 
     `life` is the life of the client that it belongs to.
@@ -221,7 +221,7 @@ class Loaded:
         """Whether a request admitted in `admission_life` still belongs to this client, or a DELETE came between."""
         return self.life == admission_life or (not self.gone and self.origin == admission_life)
 
-    def verdict(self, fingerprint: str) -> Replay | Mismatch | Used | None:
+    def verdict(self, fingerprint: str) -> Repeat | Mismatch | Used | None:
         """What a request with this fingerprint gets without being applied; None: it is new."""
         if self.marker is None:
             return None
@@ -229,7 +229,7 @@ class Loaded:
             return Used()
         if self.marker.fingerprint != fingerprint:
             return Mismatch()
-        return Replay(self.marker.seq, self.marker.model, self.answer, self.life)
+        return Repeat(self.marker.seq, self.marker.model, self.answer, self.life)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +272,131 @@ class Description:
     owner: str
 
 
-Refused: TypeAlias = Replay | Mismatch | Used | Gone
+Refused: TypeAlias = Repeat | Mismatch | Used | Gone
 CommitOutcome: TypeAlias = Committed | Conflict | Incomplete | Refused
 ResetOutcome: TypeAlias = Committed | Conflict | Absent | Refused
 DeleteOutcome: TypeAlias = Deleted | Conflict
 ReadOutcome: TypeAlias = Restored | Moved | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a script. `unsettled`: an earlier copy of it had no reply, and may still land."""
+
+    rows: list[Any]
+    unsettled: bool
+
+    @property
+    def effect(self) -> Effect:
+        """Of a refusal for a reason that may pass: it says nothing of the earlier copy."""
+        return "unknown" if self.unsettled else False
+
+
+def loaded(reply: Reply) -> Loaded:
+    """The reply of `load`.
+
+    Raises:
+        StateCorrupt: the stored head or marker cannot be read.
+    """
+    _, life, gone, origin, marker, answer, head, touched, fence, lease_ms = reply.rows
+    return Loaded(
+        life=life.decode(),
+        gone=gone == b"1",
+        origin=origin.decode(),
+        marker=_marker(marker),
+        answer=answer or None,
+        head=head_of(head),
+        touched=touched == b"1",
+        lease=Lease(fence.decode(), lease_ms) if fence else None,
+    )
+
+
+def commit_outcome(reply: Reply, attempt: Attempt, sid: str) -> CommitOutcome:
+    """The reply of `commit`, sent with this attempt and the id of its snapshot."""
+    if reply.rows[0] == b"INCOMPLETE":
+        return Incomplete(reply.effect)
+    return change_outcome(reply.rows, attempt, sid)
+
+
+def reset_outcome(reply: Reply, attempt: Attempt) -> ResetOutcome:
+    """The reply of `reset`, sent with this attempt. It compares no tag, so a later state may suit an earlier copy."""
+    if reply.rows[0] == b"ABSENT":
+        return Absent(reply.effect)
+    outcome = change_outcome(reply.rows, attempt, "")
+    return replace(outcome, committed=reply.effect) if isinstance(outcome, Conflict) else outcome
+
+
+def chunk_refusal(reply: Reply) -> Conflict | Gone | None:
+    """The reply of `chunk`; None: accepted."""
+    match reply.rows:
+        case [b"OK"]:
+            return None
+        case [b"CONFLICT", life, head]:
+            return Conflict(life.decode(), head_of(head))
+        case _:
+            return Gone()
+
+
+def change_outcome(rows: list[Any], attempt: Attempt, sid: str) -> Committed | Conflict | Refused:
+    """What the scripts that carry a marker have in common."""
+    match rows:
+        case [b"OK", seq, life, duplicate]:
+            return Committed(Basis(life.decode(), int(seq), attempt.tag, sid), duplicate == b"1")
+        case [b"CONFLICT", life, head]:
+            return Conflict(life.decode(), head_of(head))
+        case [b"REPLAY", seq, model, answer, life]:
+            return Repeat(int(seq), model.decode(), answer or None, life.decode())
+        case [b"MISMATCH"]:
+            return Mismatch()
+        case [b"USED"]:
+            return Used()
+        case [b"GONE"]:
+            return Gone()
+        case _:
+            raise StateCorrupt(f"a script answered {rows!r}, which this version does not know", "unknown")
+
+
+def _marker(text: bytes | None) -> Marker | None:
+    if text is None:
+        return None
+    try:
+        fingerprint, model, seq, tag, life = text.decode().split("|")
+        return Marker(fingerprint, model, int(seq), tag, life)
+    except ValueError as error:
+        raise StateCorrupt("a stored idempotency marker cannot be read") from error
+
+
+def head_of(flat: list[bytes]) -> Head | None:
+    """The fields of a head, as Redis lists them; None: there is none.
+
+    Raises:
+        StateCorrupt: they cannot be read.
+    """
+    if not flat:
+        return None
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    try:
+        return _parse(fields)
+    except (KeyError, ValueError) as error:
+        raise StateCorrupt(f"the stored head cannot be read: {error!r}") from error
+
+
+def _parse(fields: dict[bytes, bytes]) -> Head:
+    if fields[b"v"] != b"1":
+        raise StateCorrupt(f"the stored head has format {fields[b'v']!r}; this version reads format 1")
+    sid, chunks = fields[b"snap"].decode(), int(fields[b"n"])
+    return Head(
+        model=fields[b"model"].decode(),
+        seq=int(fields[b"seq"]),
+        tag=fields[b"tag"].decode(),
+        base=int(fields[b"base"]),
+        inline=fields[b"st"],
+        snapshot=Snapshot(sid, chunks) if sid else None,
+        length=int(fields[b"len"]),
+        digest=fields[b"sum"].decode(),
+        config=fields[b"cfg"].decode(),
+        fence=fields[b"fence"].decode(),
+        journal_entries=int(fields[b"jn"]),
+        journal_bytes=int(fields[b"jb"]),
+        number=int(fields.get(b"num", b"0")),
+    )

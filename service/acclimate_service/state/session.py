@@ -21,20 +21,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Generic
 
-from acclimate_service.state.context import Context
+from acclimate_service.state.contract import Applied, Looked, Present, Request, S, Start, always
 from acclimate_service.state.entry import Batch
 from acclimate_service.state.errors import ClientUnknown, Contended, StateError
-from acclimate_service.state.finding import Finder
-from acclimate_service.state.held import Memory
-from acclimate_service.state.machine import Applied, Looked, Present, Request, S, Start, always
-from acclimate_service.state.once import Once, refusal
-from acclimate_service.state.opening import Opener
-from acclimate_service.state.rebuilding import Rebuilder
-from acclimate_service.state.records import Absent, Committed, Conflict, Head, Replay
-from acclimate_service.state.replaying import Replays, stored
-from acclimate_service.state.snapshotting import Snapshotter
+from acclimate_service.state.held import Context, Memory
+from acclimate_service.state.once import Once, refusal, stored
+from acclimate_service.state.reader import Reader
+from acclimate_service.state.records import Absent, Committed, Conflict, Head, Repeat
+from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.tasks import Tasks
-from acclimate_service.state.writing import Changing, Writer
+from acclimate_service.state.writer import Changing, Writer
 
 
 class Session(Generic[S]):
@@ -44,11 +40,10 @@ class Session(Generic[S]):
         self._context = context
         self._tasks = Tasks()
         self._memory: Memory[S] = Memory()
-        opener, rebuilder = Opener(context), Rebuilder(context)
-        self._finder = Finder(context, self._memory, opener, rebuilder)
-        self._once = Once(context, self._memory, self._finder, Replays(context, rebuilder))
+        self._reader = Reader(context, self._memory)
         self._snapshotter = Snapshotter(context, self._tasks)
-        self._writer = Writer(context, self._memory, opener, self._snapshotter, self._tasks)
+        writer = Writer(context, self._memory, self._reader, self._snapshotter, self._tasks)
+        self._once = Once(context, self._memory, self._reader, writer)
 
     @property
     def nbytes(self) -> int:
@@ -99,11 +94,7 @@ class Session(Generic[S]):
             JournalFull, StoreFull, StoreUnavailable, StateCorrupt, StateUnreadable: the state cannot be had or kept.
             Exception: what the machine or `request.admit` raised before the batch was begun; nothing was changed.
         """
-        return await self._once.run(
-            request,
-            lambda loaded: self._finder.restore(loaded, batch),
-            lambda held: self._writer.write(held, request, batch),
-        )
+        return await self._once.run(request, batch)
 
     async def replace(self, request: Request, change: Changing[S]) -> Applied:
         """Put another state in the place of the client's, once: an enrolment, an import, the result of a round.
@@ -120,9 +111,7 @@ class Session(Generic[S]):
             StoreFull, StoreUnavailable, StateCorrupt, StateUnreadable: the state cannot be had or kept.
             Exception: what `change`, the machine or `request.admit` raised; nothing was changed.
         """
-        return await self._once.run(
-            request, self._finder.read, lambda held: self._writer.rewrite(held, request, change), ask=True
-        )
+        return await self._once.run(request, change)
 
     async def look(self, batch: Batch, admit: Start = always) -> Looked:
         """Answer a batch as if it were to be folded in, and keep nothing.
@@ -131,7 +120,7 @@ class Session(Generic[S]):
             Contended, StoreUnavailable, StateCorrupt, StateUnreadable: the state cannot be had.
             Exception: what the machine or `admit` raised.
         """
-        found = await self._finder.peek()
+        found = await self._reader.peek()
         _, answer = await self._context.machine.step(found.state, batch, admit)
         return Looked(found.seq, answer, found.status)
 
@@ -141,7 +130,7 @@ class Session(Generic[S]):
         Raises:
             Contended, StoreUnavailable, StateCorrupt, StateUnreadable: it cannot be had.
         """
-        return (await self._finder.peek()).present
+        return (await self._reader.peek()).present
 
     async def known(self, request: Request) -> Applied | Head | None:
         """What became of a request that was applied before, else the head of the client's state; None: there is none.
@@ -165,7 +154,7 @@ class Session(Generic[S]):
         match outcome:
             case Committed(seq=seq, life=life):
                 return Applied(seq, life, context.model, None, status="reset")
-            case Replay():
+            case Repeat():
                 return stored(outcome)
             case Absent(committed=effect):
                 detail = f"there is no client {context.client.client!r}; it begins with its first batch"

@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 from functools import partial
 
-from acclimate_service.state import replies
 from acclimate_service.state.blob import hashing, seal, unseal_pieces
+from acclimate_service.state.chunks import Chunks
 from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.limits import Limits
@@ -24,13 +24,16 @@ from acclimate_service.state.records import (
     Loaded,
     Moved,
     ReadOutcome,
+    Reply,
     ResetOutcome,
+    commit_outcome,
+    loaded,
+    reset_outcome,
 )
 from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import COMMIT, DELETE, LOAD, RESET
-from acclimate_service.state.redis.wire import Argument, Reply, Wire
-from acclimate_service.state.snapshots import Snapshots
+from acclimate_service.state.redis.wire import Argument, Wire
 
 
 class StateStore:
@@ -49,7 +52,7 @@ class StateStore:
     def __init__(self, wire: Wire, limits: Limits) -> None:
         self._wire = wire
         self._limits = limits
-        self._snapshots = Snapshots(wire, limits)
+        self._chunks = Chunks(wire, limits)
         self.journal = Journal(wire, limits)
 
     async def load(self, client: ClientScope, model: str, rid: str | None = None, sid: str = "") -> Loaded:
@@ -75,7 +78,7 @@ class StateStore:
             client.snapshot(model, sid),
             client.lease(model),
         )
-        return replies.loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms)))
+        return loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms)))
 
     async def read_state(self, client: ClientScope, head: Head) -> ReadOutcome:
         """Read and verify the state a head points at. None: there is none, the client starts from the initial state.
@@ -88,7 +91,7 @@ class StateStore:
         pieces: list[bytes] | None = [head.inline]
         if head.snapshot:
             await self.load(client, head.model, sid=head.sid)  # extends the snapshot before it is read
-            pieces = await self._snapshots.fetch(client, head.model, head.snapshot)
+            pieces = await self._chunks.fetch(client, head.model, head.snapshot)
         if pieces is None:
             return await self._moved(client, head)
         verify = partial(unseal_pieces, pieces, head.digest, client, head.model, head.base)
@@ -120,21 +123,48 @@ class StateStore:
             answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
             inline: put the state into its head whatever its size.
         """
+        limits = self._limits
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
-        whole = inline or len(state) <= self._limits.inline_max
-        placed = None if whole else await self._snapshots.upload(client, model, basis.life, sealed.blob)
+        whole = inline or len(state) <= limits.inline_max
+        placed = None if whole else await self._chunks.upload(client, model, basis.life, sealed.blob)
         if isinstance(placed, Conflict | Gone):
             return placed
         sid = placed.sid if placed else ""
-        keys = _commit_keys(client, model, basis.sid, sid)
-        args: tuple[Argument, ...] = (
-            *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.tag, basis.sid, new_id(), model),
-            *(sid, placed.chunks if placed else 0, b"" if placed else sealed.blob, len(sealed.blob), sealed.digest),
-            *(config, answer if len(answer) <= self._limits.answer_max else b""),
-            *(self._limits.state_ttl_ms, self._limits.key_ttl_ms, self._limits.key_min_ms),
-            *(self._limits.key_cap, self._limits.answer_bytes, attempt.number),
+        keys = (
+            client.registry,
+            client.markers,
+            client.marker_times,
+            client.answers,
+            client.answer_times,
+            client.head(model),
+            client.journal(model),
+            client.snapshot(model, basis.sid),
+            client.snapshot(model, sid),
         )
-        return replies.commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
+        args: tuple[Argument, ...] = (
+            attempt.rid,
+            attempt.fingerprint,
+            attempt.tag,
+            basis.life,
+            basis.tag,
+            basis.sid,
+            new_id(),
+            model,
+            sid,
+            placed.chunks if placed else 0,
+            b"" if placed else sealed.blob,
+            len(sealed.blob),
+            sealed.digest,
+            config,
+            answer if len(answer) <= limits.answer_max else b"",
+            limits.state_ttl_ms,
+            limits.key_ttl_ms,
+            limits.key_min_ms,
+            limits.key_cap,
+            limits.answer_bytes,
+            attempt.number,
+        )
+        return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
     async def reset(self, client: ClientScope, model: str, attempt: Attempt, config: str = "") -> ResetOutcome:
         """Go back to the initial state, at a new version.
@@ -217,10 +247,17 @@ class StateStore:
             client.snapshot(model, basis.sid),
         )
         args: tuple[Argument, ...] = (
-            *(attempt.rid, attempt.fingerprint, attempt.tag, basis.life, basis.sid, model, config),
-            *(self._limits.state_ttl_ms, self._limits.key_ttl_ms),
+            attempt.rid,
+            attempt.fingerprint,
+            attempt.tag,
+            basis.life,
+            basis.sid,
+            model,
+            config,
+            self._limits.state_ttl_ms,
+            self._limits.key_ttl_ms,
         )
-        return replies.reset_outcome(await self._wire.run(RESET, keys, args), attempt)
+        return reset_outcome(await self._wire.run(RESET, keys, args), attempt)
 
     async def _registry(self, client: ClientScope) -> tuple[str, dict[str, str]]:
         """Life of the client, empty if it has none, and the id of the live snapshot of each of its model scopes."""
@@ -238,24 +275,10 @@ class StateStore:
         return await self._wire.run(DELETE, keys, args)
 
     async def _moved(self, client: ClientScope, head: Head) -> Moved:
-        loaded = await self.load(client, head.model)
-        if loaded.head is not None and (loaded.head.tag, loaded.head.sid) == (head.tag, head.sid):
+        now = await self.load(client, head.model)
+        if now.head is not None and (now.head.tag, now.head.sid) == (head.tag, head.sid):
             raise StateCorrupt(f"version {head.seq} of the stored state misses a chunk")
-        return Moved(loaded)
+        return Moved(now)
 
     async def _pause(self) -> None:
         await asyncio.sleep(random.uniform(0, self._limits.jitter_ms) / 1000)
-
-
-def _commit_keys(client: ClientScope, model: str, old_sid: str, new_sid: str) -> tuple[str, ...]:
-    return (
-        client.registry,
-        client.markers,
-        client.marker_times,
-        client.answers,
-        client.answer_times,
-        client.head(model),
-        client.journal(model),
-        client.snapshot(model, old_sid),
-        client.snapshot(model, new_sid),
-    )

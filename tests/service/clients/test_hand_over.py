@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from acclimate_service.state import HAND_OVER
+from acclimate_service.state.redis.announcements import HAND_OVER
 
 
 @pytest.fixture

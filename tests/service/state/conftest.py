@@ -15,29 +15,30 @@ from redis.asyncio import Redis
 
 from acclimate_service.state import (
     Applied,
-    Attempt,
-    Basis,
     ClientScope,
-    CommitOutcome,
-    Committed,
     Context,
-    Head,
     Limits,
-    Loaded,
     Policy,
     Request,
-    ResetOutcome,
-    Restored,
     Session,
-    Single,
     StateStore,
     Wire,
     connect,
-    dial,
     random_rid,
+)
+from acclimate_service.state.records import (
+    Attempt,
+    Basis,
+    CommitOutcome,
+    Committed,
+    Head,
+    Loaded,
+    ResetOutcome,
+    Restored,
 )
 from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.embedded import EmbeddedRedis
+from acclimate_service.state.redis.link import Server, dial
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `checker` and `faulty_link`
 from checker.recorder import Recorder
@@ -176,7 +177,7 @@ async def make_store(redis_server: EmbeddedRedis, admin: Redis) -> AsyncIterator
         **limits: int,
     ) -> StateStore:
         chosen = Limits(**limits)
-        way = link or Single(dial(url, **(connection or {})))
+        way = link or Server(dial(url, **(connection or {})))
         wire = Wire(way, resend=chosen.resend, jitter_ms=chosen.jitter_ms)
         stores.append(StateStore(wire, chosen))
         return stores[-1]
@@ -191,7 +192,7 @@ async def make_wire(redis_server: EmbeddedRedis, admin: Redis) -> AsyncIterator[
     wires: list[Wire] = []
 
     def make(url: str = redis_server.url, **connection: Any) -> Wire:
-        wires.append(Wire(Single(dial(url, **connection))))
+        wires.append(Wire(Server(dial(url, **connection))))
         return wires[-1]
 
     yield make

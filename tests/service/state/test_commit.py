@@ -6,7 +6,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from acclimate_service.state import (
+from acclimate_service.state import StateCorrupt
+from acclimate_service.state.records import (
     Attempt,
     Basis,
     Committed,
@@ -15,8 +16,7 @@ from acclimate_service.state import (
     Incomplete,
     Mismatch,
     Moved,
-    Replay,
-    StateCorrupt,
+    Repeat,
     Used,
 )
 
@@ -66,21 +66,21 @@ async def test_a_second_creator_meets_a_conflict_that_carries_the_head(driver):
 async def test_another_attempt_of_an_applied_request_is_a_replay_of_its_answer(driver):
     first = await driver.committed(attempt=driver.attempt("k"), answer=b"first answer")
     outcome = await driver.commit(attempt=driver.attempt("k"))
-    assert outcome == Replay(first.seq, driver.model, b"first answer")
+    assert outcome == Repeat(first.seq, driver.model, b"first answer")
 
 
 async def test_a_replay_says_when_its_answer_was_never_stored(make_driver):
     driver = make_driver(answer_max=5)
     await driver.committed(attempt=driver.attempt("long"), answer=b"123456")
     await driver.committed(attempt=driver.attempt("none"), answer=b"")
-    assert await driver.commit(attempt=driver.attempt("long")) == Replay(1, driver.model, None)
-    assert await driver.commit(attempt=driver.attempt("none")) == Replay(2, driver.model, None)
+    assert await driver.commit(attempt=driver.attempt("long")) == Repeat(1, driver.model, None)
+    assert await driver.commit(attempt=driver.attempt("none")) == Repeat(2, driver.model, None)
 
 
 async def test_a_replay_names_the_model_it_was_written_for(driver, make_driver):
     other = make_driver(model="f" * 16)
     await driver.committed(attempt=driver.attempt("k"))
-    assert await other.commit(attempt=other.attempt("k")) == Replay(1, driver.model, b"a")
+    assert await other.commit(attempt=other.attempt("k")) == Repeat(1, driver.model, b"a")
 
 
 async def test_a_key_used_before_a_delete_is_refused_after_it(driver):
@@ -208,7 +208,7 @@ async def test_a_verdict_tells_the_four_cases_apart(driver):
     assert (await driver.load(attempt.rid)).verdict(attempt.fingerprint) is None
     await driver.committed(attempt=attempt)
     loaded = await driver.load(attempt.rid)
-    assert loaded.verdict(attempt.fingerprint) == Replay(1, driver.model, b"a")
+    assert loaded.verdict(attempt.fingerprint) == Repeat(1, driver.model, b"a")
     assert loaded.verdict("e" * 32) == Mismatch()
 
 

@@ -5,7 +5,9 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
+from acclimate_service.state import Limits, StoreFull
+from acclimate_service.state.chunks import Chunks
+from acclimate_service.state.records import (
     Attempt,
     Basis,
     Committed,
@@ -13,14 +15,11 @@ from acclimate_service.state import (
     Deleted,
     Gone,
     Incomplete,
-    Limits,
     Mismatch,
-    Replay,
+    Repeat,
     Snapshot,
-    StoreFull,
 )
 from acclimate_service.state.redis.scripts import CHUNK, DELETE
-from acclimate_service.state.snapshots import Snapshots
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 
@@ -58,8 +57,8 @@ async def test_cx_5_a_retry_that_was_admitted_beside_its_original_is_not_applied
     admitted = await driver.load(retry.rid)
     assert admitted.verdict(retry.fingerprint) is None
     first = await driver.committed(admitted.basis, original, answer=b"first")
-    assert await driver.commit(admitted.basis, retry, answer=b"second") == Replay(2, driver.model, b"first")
-    assert await driver.commit(first.basis, retry, answer=b"second") == Replay(2, driver.model, b"first")
+    assert await driver.commit(admitted.basis, retry, answer=b"second") == Repeat(2, driver.model, b"first")
+    assert await driver.commit(first.basis, retry, answer=b"second") == Repeat(2, driver.model, b"first")
     assert (await driver.load()).head.seq == 2
 
 
@@ -87,7 +86,7 @@ async def test_cx_10_a_repeated_reset_does_not_wipe_what_was_acknowledged_since(
     assert (await driver.reset(reset)).seq == 2
     await driver.committed(state=b"s3")
     assert (await driver.reset(reset)).duplicate
-    assert await driver.reset(driver.attempt("reset")) == Replay(2, driver.model, None)
+    assert await driver.reset(driver.attempt("reset")) == Repeat(2, driver.model, None)
     assert await driver.state() == b"s3"
 
 
@@ -142,7 +141,7 @@ async def test_cx_16_not_committed_is_not_said_while_a_delayed_copy_may_land(mak
     await admin.config_set("maxmemory", "0")
     delayed.released.set()
     await delayed.landed.wait()
-    assert (await driver.load(attempt.rid)).verdict(attempt.fingerprint) == Replay(2, driver.model, b"answer")
+    assert (await driver.load(attempt.rid)).verdict(attempt.fingerprint) == Repeat(2, driver.model, b"answer")
 
 
 async def test_cx_16_an_incomplete_upload_settles_nothing_either(make_driver, link, admin: Redis):
@@ -165,7 +164,7 @@ async def test_cx_17_a_marker_younger_than_key_min_survives_any_number_of_others
     basis = (await driver.committed(attempt=attempt)).basis
     for _ in range(10):
         basis = (await driver.committed(basis)).basis
-    assert await driver.commit(attempt=driver.attempt("early")) == Replay(1, driver.model, b"a")
+    assert await driver.commit(attempt=driver.attempt("early")) == Repeat(1, driver.model, b"a")
     assert await admin.hlen(driver.client.markers) == 11
 
 
@@ -198,8 +197,8 @@ async def test_cx_19_a_late_copy_of_a_chunk_does_not_shorten_the_life_of_a_live_
 
 
 async def test_cx_20_an_upload_nobody_commits_expires(make_wire, driver, admin: Redis):
-    snapshots = Snapshots(make_wire(), Limits(upload_ttl_ms=5000))
-    uploaded = await snapshots.upload(driver.client, driver.model, "", b"1" * 500)
+    chunks = Chunks(make_wire(), Limits(upload_ttl_ms=5000))
+    uploaded = await chunks.upload(driver.client, driver.model, "", b"1" * 500)
     assert isinstance(uploaded, Snapshot)
     assert 0 < await admin.pttl(driver.client.snapshot(driver.model, uploaded.sid)) <= 5000
 

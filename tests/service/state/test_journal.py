@@ -6,23 +6,9 @@ import pytest
 from journal_owner import journal_of, open_journal, owner_of
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    Appended,
-    Attempt,
-    Basis,
-    Busy,
-    Conflict,
-    Fenced,
-    Flipped,
-    Full,
-    Gone,
-    Limits,
-    Mismatch,
-    Opened,
-    Replay,
-    StoreUnavailable,
-    Used,
-)
+from acclimate_service.state import Limits, StoreUnavailable
+from acclimate_service.state.journal_records import Appended, Busy, Fenced, Flipped, Full, Opened
+from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Mismatch, Repeat, Used
 
 
 async def test_opening_creates_a_client_at_version_zero(driver):
@@ -129,7 +115,7 @@ async def test_an_append_on_another_history_is_a_conflict(driver):
 async def test_an_append_of_an_applied_request_is_a_replay(driver):
     owner = await owner_of(driver)
     await owner.append("k")
-    assert await owner.append("k") == Replay(1, driver.model, None)
+    assert await owner.append("k") == Repeat(1, driver.model, None)
     other = Attempt(driver.client.rid("k"), "e" * 32)
     assert await owner.append(attempt=other) == Mismatch()
 

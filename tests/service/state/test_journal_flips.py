@@ -6,19 +6,9 @@ import pytest
 from journal_owner import LARGE, STATE, journal_of, open_journal, owner_of
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    Answered,
-    Conflict,
-    Fenced,
-    Flipped,
-    Gone,
-    Incomplete,
-    Replay,
-    Snapshot,
-    Stale,
-    StoreFull,
-    Undone,
-)
+from acclimate_service.state import StoreFull
+from acclimate_service.state.journal_records import Answered, Fenced, Flipped, Stale, Undone
+from acclimate_service.state.records import Conflict, Gone, Incomplete, Repeat, Snapshot
 
 
 async def test_a_flip_drops_the_journal_up_to_its_version_and_keeps_the_rest(make_driver, admin: Redis):
@@ -106,7 +96,7 @@ async def test_the_first_answer_of_an_entry_stays(driver):
     answer = owner.journal.answer
     assert await answer(driver.client, attempt.rid, attempt.tag, b"first") == Answered(None)
     assert await answer(driver.client, attempt.rid, attempt.tag, b"second") == Answered(b"first")
-    assert await owner.append("k") == Replay(1, driver.model, b"first")
+    assert await owner.append("k") == Repeat(1, driver.model, b"first")
 
 
 async def test_an_answer_to_another_attempt_or_life_is_gone(driver):
@@ -126,7 +116,7 @@ async def test_an_answer_too_large_to_store_still_guards_its_entry(make_driver):
     before, attempt = owner.basis, driver.attempt("k")
     await owner.append(attempt=attempt)
     await owner.journal.answer(driver.client, attempt.rid, attempt.tag, b"1234")
-    assert await owner.append("k") == Replay(1, driver.model, None)
+    assert await owner.append("k") == Repeat(1, driver.model, None)
     assert await owner.undo(before, attempt) == Answered()
 
 

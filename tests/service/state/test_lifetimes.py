@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from acclimate_service.state import Basis, Committed, Deleted, Limits, Replay, StoreFull
+from acclimate_service.state import Limits, StoreFull
+from acclimate_service.state.records import Basis, Committed, Deleted, Repeat
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 
@@ -100,7 +101,7 @@ async def test_the_oldest_answers_go_first_once_they_take_too_many_bytes(make_dr
     for key in keys:
         await driver.committed(attempt=driver.attempt(key), answer=b"x" * 10)
     outcomes = [await driver.commit(attempt=driver.attempt(key)) for key in keys]
-    assert outcomes == [Replay(1, driver.model, None), *(Replay(n, driver.model, b"x" * 10) for n in (2, 3))]
+    assert outcomes == [Repeat(1, driver.model, None), *(Repeat(n, driver.model, b"x" * 10) for n in (2, 3))]
     assert await admin.hget(driver.client.registry, "ab") == b"20"
     assert await admin.zcard(driver.client.answer_times) == 2
 

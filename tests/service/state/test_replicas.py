@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from acclimate_service.state import Attempt, Committed, Conflict, Replay, Restored, StoreUnavailable
+from acclimate_service.state import StoreUnavailable
+from acclimate_service.state.records import Attempt, Committed, Conflict, Repeat, Restored
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 
@@ -25,7 +26,7 @@ async def apply(driver, batch: bytes, rid: str) -> int:
         state = restored.state if isinstance(restored, Restored) else b""
         outcome = await driver.commit(basis, Attempt(rid, "f" * 32), step(state, batch), answer=batch)
         if not isinstance(outcome, Conflict):
-            assert isinstance(outcome, Committed | Replay)
+            assert isinstance(outcome, Committed | Repeat)
             return outcome.seq
         basis, head = outcome.basis, outcome.head
         await asyncio.sleep(random.uniform(0, 0.02))

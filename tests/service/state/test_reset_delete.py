@@ -4,18 +4,8 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    Absent,
-    Attempt,
-    Committed,
-    Conflict,
-    Deleted,
-    Gone,
-    Limits,
-    Mismatch,
-    Replay,
-    Used,
-)
+from acclimate_service.state import Limits
+from acclimate_service.state.records import Absent, Attempt, Committed, Conflict, Deleted, Gone, Mismatch, Repeat, Used
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 
@@ -82,7 +72,7 @@ async def test_nor_in_a_deleted_one(driver):
 async def test_a_reset_under_a_key_with_another_content_is_a_mismatch(driver):
     await driver.committed(attempt=driver.attempt("k"))
     assert await driver.reset(driver.attempt("k", fingerprint="e" * 32)) == Mismatch()
-    assert await driver.reset(driver.attempt("k")) == Replay(1, driver.model, b"a")
+    assert await driver.reset(driver.attempt("k")) == Repeat(1, driver.model, b"a")
 
 
 async def test_a_reset_under_a_key_of_a_deleted_life_is_refused(driver):

@@ -6,11 +6,7 @@ import pytest
 from checker.toy import LARGE, PROBE, Toy, answer_after, failing_once
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    Policy,
-    StateCorrupt,
-    StateUnreadable,
-)
+from acclimate_service.state import Policy, StateCorrupt, StateUnreadable
 
 # Small states are written whole, large ones by their batches.
 

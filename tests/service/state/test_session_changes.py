@@ -7,15 +7,7 @@ import pytest
 from checker.toy import LARGE, PROBE, Toy, ToyFailure, advance, answer_after, answer_of, initial, rework
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    Change,
-    ClientDeleted,
-    KeyReused,
-    KeyUsedBeforeDelete,
-    Policy,
-    Present,
-    StoreFull,
-)
+from acclimate_service.state import Change, ClientDeleted, KeyReused, KeyUsedBeforeDelete, Policy, Present, StoreFull
 
 SIZES = pytest.mark.parametrize("size", [40, LARGE])
 OTHER = b"other"

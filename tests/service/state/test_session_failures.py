@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 from checker.toy import LARGE, PROBE, Toy, ToyFailure, answer_after, batch_of, failing_once
 
-from acclimate_service.state import (
-    ClientDeleted,
-    ClientUnknown,
-    KeyUsedBeforeDelete,
-    StepFailed,
-)
+from acclimate_service.state import ClientDeleted, ClientUnknown, KeyUsedBeforeDelete, StepFailed
 
 # Failing steps.
 

@@ -6,13 +6,7 @@ import pytest
 from checker.toy import LARGE, answer_after, batch_of
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    Claims,
-    KeyReused,
-    OtherModel,
-    Request,
-    RequestRunning,
-)
+from acclimate_service.state import Claims, KeyReused, OtherModel, Request, RequestRunning
 
 
 @pytest.mark.parametrize("size", [40, LARGE])

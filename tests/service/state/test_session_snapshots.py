@@ -9,10 +9,7 @@ import pytest
 from checker.toy import LARGE, PROBE, Toy, answer_after, batch_of
 from redis.asyncio import Redis
 
-from acclimate_service.state import (
-    JournalFull,
-    StoreFull,
-)
+from acclimate_service.state import JournalFull, StoreFull
 
 # Snapshots.
 

@@ -1,7 +1,7 @@
 """Connections to Redis, as the wire needs them.
 
 A link knows where a key is served; it sends nothing by itself that could change anything, and nothing twice. What is
-repeated, and when, is decided by the wire alone. `Single` is a link to one server; `Cluster` has a module of its own.
+repeated, and when, is decided by the wire alone. `Server` is a link to one; `Cluster` has a module of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class Link(Protocol):
         """
 
     async def refresh(self) -> None:
-        """Find out anew who serves what, as far as anybody answers."""
+        """Find out again who serves what, as far as anybody answers."""
 
     async def subscription(self) -> AbstractConnection:
         """A connection of one's own, to be disconnected by whoever asked for it.
@@ -226,7 +226,7 @@ class PooledLane:
         return await self._connection.read_response()
 
 
-class Single:
+class Server:
     """One server, at the address of a URL. It belongs to the event loop that uses it first."""
 
     patience = 0.0

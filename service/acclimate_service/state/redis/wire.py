@@ -14,17 +14,17 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from redis import exceptions as failures
 
 from acclimate_service.state.errors import Effect, StateError, StoreFull, StoreUnavailable
+from acclimate_service.state.records import Reply
 from acclimate_service.state.redis.cluster import Cluster
-from acclimate_service.state.redis.link import Argument, Lane, Link, Single, Target, Unreachable, dial
+from acclimate_service.state.redis.link import Argument, Lane, Link, Server, Target, Unreachable, dial
 from acclimate_service.state.redis.scripts import Script
 
-__all__ = ["Argument", "Reply", "Wire", "connect"]
+__all__ = ["Argument", "Wire", "connect"]
 
 T = TypeVar("T")
 Exchange: TypeAlias = Callable[[Lane], Awaitable[Any]]
@@ -54,19 +54,6 @@ _NOT_RUN_CODE: Final = re.compile(
 )
 _FULL_CODE: Final = re.compile(r"(?:^|-)OOM\b")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a script. `unsettled`: an earlier copy of it had no reply, and may still land."""
-
-    rows: list[Any]
-    unsettled: bool
-
-    @property
-    def effect(self) -> Effect:
-        """Of a refusal for a reason that may pass: it says nothing of the earlier copy."""
-        return _effect(self.unsettled)
 
 
 class Wire:
@@ -225,15 +212,15 @@ async def connect(
         connect_timeout=connect_timeout,
         reply_timeout=reply_timeout,
     )
-    single = Single(way)
+    server = Server(way)
     try:
-        clustered = b"cluster_enabled:1" in await Wire(single).read("INFO", "cluster")
+        clustered = b"cluster_enabled:1" in await Wire(server).read("INFO", "cluster")
     except BaseException:
-        await single.aclose()
+        await server.aclose()
         raise
     if not clustered:
-        return single
-    await single.aclose()
+        return server
+    await server.aclose()
     if "path" in way.options:
         raise ValueError("a cluster is reached by redis:// or rediss://, not by a unix socket")
     cluster = Cluster(way, patience)

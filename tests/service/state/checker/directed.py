@@ -14,10 +14,7 @@ from checker.toy import PROBE, Toy, ToyState, answer_after, batch_of
 from redis.exceptions import RedisError
 
 from acclimate_service.state import (
-    Attempt,
-    Basis,
     ClientScope,
-    Committed,
     Context,
     Limits,
     Policy,
@@ -28,6 +25,7 @@ from acclimate_service.state import (
     Wire,
     random_rid,
 )
+from acclimate_service.state.records import Attempt, Basis, Committed
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 MODEL = MODELS[0]

@@ -5,28 +5,14 @@ from typing import Any
 
 from checker.toy import ToyState
 
-from acclimate_service.state import (
-    Appended,
-    Applied,
-    Attempt,
-    Basis,
-    Batch,
-    Committed,
-    Conflict,
-    Fenced,
-    Journal,
-    Loaded,
-    Replay,
-    Request,
-    Session,
-    StateError,
-    StateStore,
-    random_rid,
-)
+from acclimate_service.state import Applied, Batch, Request, Session, StateError, StateStore, random_rid
 from acclimate_service.state.held import Held
-from acclimate_service.state.replaying import Replays
-from acclimate_service.state.snapshotting import Snapshotter
-from acclimate_service.state.writing import Writer
+from acclimate_service.state.journal import Journal
+from acclimate_service.state.journal_records import Appended, Fenced
+from acclimate_service.state.once import Once
+from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Loaded, Repeat
+from acclimate_service.state.snapshotter import Snapshotter
+from acclimate_service.state.writer import Writer
 
 # cx 3, 4
 
@@ -42,9 +28,9 @@ _versions: dict[str, int] = {}
 _write = Writer.write
 
 
-async def write_versioned(self: Writer[ToyState], held: Held[ToyState], request: Request, batch: Batch) -> Any:
+async def write_versioned(self: Writer[ToyState], held: Held[ToyState], request: Request, work: Any) -> Any:
     _versions[request.rid] = held.seq + 1
-    return await _write(self, held, Versioned(request.rid, request.fingerprint, request.admit, request.number), batch)
+    return await _write(self, held, Versioned(request.rid, request.fingerprint, request.admit, request.number), work)
 
 
 # cx 6
@@ -62,8 +48,8 @@ async def retry_as_new(session: Session[Any], request: Request, batch: Batch) ->
 # cx 7
 
 
-def verdict_by_key(self: Loaded, fingerprint: str) -> Replay | None:
-    return Replay(self.marker.seq, self.marker.model, self.answer, self.life) if self.marker else None
+def verdict_by_key(self: Loaded, fingerprint: str) -> Repeat | None:
+    return Repeat(self.marker.seq, self.marker.model, self.answer, self.life) if self.marker else None
 
 
 # cx 8
@@ -119,17 +105,17 @@ async def commit_unsettled(self: Writer[ToyState], held: Held[ToyState], *rest: 
 
 # cx 13
 
-_settle = Replays.settle
+_settle = Once._settle
 
 
-async def recompute_unstored(self: Replays[ToyState], request: Request, replay: Replay, head: Any) -> Applied | None:
-    rebuilt = await self._rebuilder.rebuild(head, replay.seq)
+async def recompute_unstored(self: Once[ToyState], request: Request, repeat: Repeat, head: Any) -> Applied | None:
+    rebuilt = await self._reader.rebuild(head, repeat.seq)
     if rebuilt is None:
         return None
-    return Applied(replay.seq, replay.life, replay.model, rebuilt.owed[replay.seq].answer, "recomputed")
+    return Applied(repeat.seq, repeat.life, repeat.model, rebuilt.owed[repeat.seq].answer, "recomputed")
 
 
-async def settle_other_model(self: Replays[ToyState], request: Request, loaded: Loaded, replay: Replay) -> Any:
-    if replay.answer is None and replay.model != self._context.model:
-        return Applied(replay.seq, replay.life, replay.model, None, "unavailable")
-    return await _settle(self, request, loaded, replay)
+async def settle_other_model(self: Once[ToyState], request: Request, loaded: Loaded, repeat: Repeat) -> Any:
+    if repeat.answer is None and repeat.model != self._context.model:
+        return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
+    return await _settle(self, request, loaded, repeat)

@@ -10,11 +10,13 @@ from checker import flows
 from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
 
-from acclimate_service.state import Journal, Loaded, Request, StateStore
+from acclimate_service.state import Request, StateStore
+from acclimate_service.state.journal import Journal
+from acclimate_service.state.once import Once
+from acclimate_service.state.records import Loaded, Reply
 from acclimate_service.state.redis import wire
-from acclimate_service.state.replaying import Replays
-from acclimate_service.state.snapshotting import Snapshotter
-from acclimate_service.state.writing import Writer
+from acclimate_service.state.snapshotter import Snapshotter
+from acclimate_service.state.writer import Writer
 
 
 def _raised(**rates: float) -> Mapping[str, float]:
@@ -115,15 +117,13 @@ MUTATIONS: Mapping[str, Profile] = {
         **_SNAPSHOTS,
         rates=_raised(answer__drop=0.5),
     ),
-    "13 recomputed answer stored": Profile(
-        patches=(Patch(Replays, "_recompute", flows.recompute_unstored),), **_FAILING
-    ),
+    "13 recomputed answer stored": Profile(patches=(Patch(Once, "_recompute", flows.recompute_unstored),), **_FAILING),
     "13 answer check in undo": Profile(
         edits=(Edit("undo", "if redis.call('HEXISTS', keys.answers, rid) == 1 then return {'ANSWERED'} end\n"),),
         **_FAILING,
     ),
     "13 other model": Profile(
-        patches=(Patch(Replays, "settle", flows.settle_other_model),),
+        patches=(Patch(Once, "_settle", flows.settle_other_model),),
         **_FAILING,
         second_model=1.0,
         switches=0.7,
@@ -179,4 +179,4 @@ RULE_T = Profile(edits=(Edit("load", "redis.call('HGET', keys.head, 'snap') == s
 LIFE = Profile(
     edits=(Edit("commit", "local refusal = refuse_life(registry, ask.life, keys.head)\n", "local refusal\n"),)
 )
-S2 = Profile(patches=(Patch(wire, "_effect", lambda unsettled: False),))
+S2 = Profile(patches=(Patch(wire, "_effect", lambda unsettled: False), Patch(Reply, "effect", False)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from acclimate_service.state.observing import Observer, Way
+from acclimate_service.state.contract import Observer, Way
 
 
 class Recorder(Observer):

@@ -7,9 +7,10 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from acclimate_service.state import DROP, Announcements, Single, Wire, dial
+from acclimate_service.state import Announcements, Wire
+from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.embedded import EmbeddedRedis
-from acclimate_service.state.redis.link import Link
+from acclimate_service.state.redis.link import Link, Server, dial
 
 
 class Replica:
@@ -49,8 +50,8 @@ async def make_listener() -> AsyncIterator[Callable[..., Replica]]:
 
 
 @pytest_asyncio.fixture
-async def single(redis_server: EmbeddedRedis) -> AsyncIterator[Single]:
-    link = Single(dial(redis_server.url))
+async def single(redis_server: EmbeddedRedis) -> AsyncIterator[Server]:
+    link = Server(dial(redis_server.url))
     yield link
     await link.aclose()
 
@@ -83,7 +84,7 @@ async def test_after_an_interruption_it_is_said_that_messages_may_be_missing(sin
 
 
 async def test_it_begins_once_there_is_a_redis(tmp_path, make_listener):
-    link = Single(dial(f"unix://{tmp_path}/redis.sock"))
+    link = Server(dial(f"unix://{tmp_path}/redis.sock"))
     replica = make_listener(link)
     await asyncio.sleep(0.05)
     assert replica.heard == []
@@ -101,7 +102,7 @@ async def test_a_quiet_subscription_is_kept_while_redis_answers(single, make_lis
 
 async def test_a_subscription_on_which_nobody_answers_is_made_anew(link, make_listener):
     fault = link.fault("stall", "PING")
-    replica = make_listener(Single(dial(link.url)), quiet=0.05)
+    replica = make_listener(Server(dial(link.url)), quiet=0.05)
     await replica.until("missed", "missed")
     fault.released.set()
 
@@ -116,7 +117,7 @@ async def test_closing_leaves_no_connection(single, make_listener, admin: Redis)
 
 
 async def test_what_cannot_be_published_is_logged_and_nothing_else(tmp_path, caplog: pytest.LogCaptureFixture):
-    await Wire(Single(dial(f"unix://{tmp_path}/absent.sock"))).publish(DROP, "default/cam-7")
+    await Wire(Server(dial(f"unix://{tmp_path}/absent.sock"))).publish(DROP, "default/cam-7")
     assert f"nothing was published on {DROP}" in caplog.text
 
 

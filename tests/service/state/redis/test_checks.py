@@ -7,8 +7,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from acclimate_service.state import Durability, Limits, StoreUnfit, check, check_windows, inspect
-from acclimate_service.state.redis.checks import problems
+from acclimate_service.state import Limits, check, check_windows
+from acclimate_service.state.errors import StoreUnfit
+from acclimate_service.state.redis.checks import Durability, inspect, problems
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 

@@ -14,24 +14,12 @@ from checker.toy import PROBE, answer_after
 from redis_cluster import Move, RedisCluster, Server
 
 from acclimate_service.federated.cohorts import Cohorts
-from acclimate_service.state import (
-    Attempt,
-    Basis,
-    ClientScope,
-    Committed,
-    Durability,
-    Limits,
-    StateStore,
-    StoreUnavailable,
-    StoreUnfit,
-    Wire,
-    check,
-    connect,
-    inspect,
-    random_rid,
-)
+from acclimate_service.state import ClientScope, Limits, StateStore, StoreUnavailable, Wire, check, connect, random_rid
+from acclimate_service.state.errors import StoreUnfit
+from acclimate_service.state.records import Attempt, Basis, Committed
+from acclimate_service.state.redis.checks import Durability, inspect
 from acclimate_service.state.redis.cluster import Cluster
-from acclimate_service.state.redis.link import Single
+from acclimate_service.state.redis.link import Server as SingleServer
 
 MODEL = "0123456789abcdef"
 FEW = 60
@@ -66,7 +54,7 @@ def errors(server: Server, code: str) -> int:
 
 
 async def test_a_url_says_by_itself_whether_it_is_one_server_or_a_cluster(cluster, redis_server):
-    for url, kind in ((cluster.url, Cluster), (redis_server.url, Single)):
+    for url, kind in ((cluster.url, Cluster), (redis_server.url, SingleServer)):
         link = await connect(url)
         assert isinstance(link, kind)
         await link.aclose()

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from acclimate_service.state import Basis, Committed, Replay, StoreUnavailable
+from acclimate_service.state import StoreUnavailable
+from acclimate_service.state.records import Basis, Committed, Repeat
 
 
 async def test_a_lost_reply_is_asked_for_again(make_driver, link):
@@ -28,7 +29,7 @@ async def test_a_change_without_any_reply_is_unknown_and_its_retry_is_a_replay(m
     with pytest.raises(StoreUnavailable) as lost:
         await driver.commit(start.basis, attempt)
     assert lost.value.committed == "unknown"
-    assert await driver.commit(start.basis, driver.attempt("k")) == Replay(2, driver.model, b"answer")
+    assert await driver.commit(start.basis, driver.attempt("k")) == Repeat(2, driver.model, b"answer")
 
 
 async def test_a_reply_that_does_not_come_in_time_counts_as_lost(make_driver, link):
@@ -95,7 +96,7 @@ async def test_a_caller_who_goes_away_leaves_the_change_running_and_the_pool_who
         await caller
     fault.released.set()
     loaded = await driver.load(attempt.rid)  # on the one connection there is: it must not read the other's reply
-    assert loaded.verdict(attempt.fingerprint) == Replay(2, driver.model, b"answer")
+    assert loaded.verdict(attempt.fingerprint) == Repeat(2, driver.model, b"answer")
     assert await driver.state() == b"s2"
 
 

@@ -1,16 +1,15 @@
-"""States stored in chunks, apart from their head."""
+"""States too large for their head: they are stored in chunks."""
 
 import asyncio
 
-from acclimate_service.state import replies
 from acclimate_service.state.limits import Limits
-from acclimate_service.state.records import Conflict, Gone, Snapshot
+from acclimate_service.state.records import Conflict, Gone, Snapshot, chunk_refusal
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import CHUNK
 from acclimate_service.state.redis.wire import Wire
 
 
-class Snapshots:
+class Chunks:
     """Writes and reads the chunks of snapshots, one after the other, so that neighbours on the same Redis get through.
 
     Args:
@@ -42,7 +41,7 @@ class Snapshots:
                 await asyncio.sleep(gap_ms / 1000)
             chunk = blob[index * size : (index + 1) * size]  # one at a time: all at once would hold up the event loop
             args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms)
-            refusal = replies.chunk_refusal(await self._wire.run(CHUNK, keys, args))
+            refusal = chunk_refusal(await self._wire.run(CHUNK, keys, args))
             if refusal is not None:
                 return refusal
         return snapshot

@@ -6,15 +6,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Generic, TypeAlias
 
-from acclimate_service.state.context import Context
+from acclimate_service.state.contract import Applied, Change, Present, Request, S
 from acclimate_service.state.entry import Batch
 from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
-from acclimate_service.state.held import Held, Memory, Owed
+from acclimate_service.state.held import Context, Held, Memory, Owed
 from acclimate_service.state.journal_records import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
-from acclimate_service.state.machine import Applied, Change, Present, Request, S
-from acclimate_service.state.opening import Opener
-from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Replay, Used
-from acclimate_service.state.snapshotting import Snapshotter
+from acclimate_service.state.reader import Reader
+from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
+from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.tasks import Tasks
 
 WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused
@@ -26,36 +25,39 @@ class Writer(Generic[S]):
     """One change of one client at a time. The state it starts from leaves the memory until its fate is known."""
 
     def __init__(
-        self, context: Context[S], memory: Memory[S], opener: Opener[S], snapshotter: Snapshotter[S], tasks: Tasks
+        self, context: Context[S], memory: Memory[S], reader: Reader[S], snapshotter: Snapshotter[S], tasks: Tasks
     ) -> None:
         self._context = context
         self._memory = memory
-        self._opener = opener
+        self._reader = reader
         self._snapshotter = snapshotter
         self._tasks = tasks
 
-    async def write(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
-        """Compute the batch on this state and make it durable. Only an Applied changed anything.
+    async def write(self, held: Held[S], request: Request, work: Batch | Changing[S]) -> WriteOutcome:
+        """Compute what follows this state and make it durable. Only an Applied changed anything.
+
+        Args:
+            held: the state, which leaves the memory.
+            request: who asks for it.
+            work: a batch to be folded in, or what makes another whole state of this one.
 
         Raises:
             StepFailed: the machine failed once the batch was begun.
             StateError: Redis failed, or the journal is full.
-            Exception: whatever the machine or `request.admit` raised before the batch was begun.
+            Exception: whatever `work`, the machine or `request.admit` raised before anything was written.
         """
         self._memory.take()
+        return await (
+            self._fold(held, request, work) if isinstance(work, Batch) else self._rewrite(held, request, work)
+        )
+
+    async def _fold(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
         batch = replace(batch, skipped=request.skipped(held.number))
         if self._context.written_whole(self._context.machine.size(held.state), batch.nbytes):
             return await self._full(held, request, batch)
         return await self._delta(held, request, batch)
 
-    async def rewrite(self, held: Held[S], request: Request, changing: Changing[S]) -> WriteOutcome:
-        """Write the whole state that is made of this one. Only an Applied changed anything.
-
-        Raises:
-            StateError: Redis failed.
-            Exception: whatever `changing`, the machine or `request.admit` raised; nothing was changed.
-        """
-        self._memory.take()
+    async def _rewrite(self, held: Held[S], request: Request, changing: Changing[S]) -> WriteOutcome:
         with self._kept(held, Exception, asyncio.CancelledError):  # nothing is sent
             await request.admit()
             change = await changing(held.present)
@@ -152,7 +154,7 @@ class Writer(Generic[S]):
         """The same state, with the journal open; None: it is not the newest one any more."""
         if held.track.fence:
             return held
-        opened = await self._opener.open(held.basis)
+        opened = await self._reader.open(held.basis)
         if opened is None or (opened.head.tag, opened.head.sid) != (held.tag, held.track.sid):
             return None
         held.track.fence = opened.head.fence
@@ -229,7 +231,7 @@ class Writer(Generic[S]):
     def _refused(self, held: Held[S], outcome: Fenced | Full | Conflict | Incomplete | Refused) -> WriteOutcome:
         """Not applied. A request that had been before says nothing against the state."""
         assert not isinstance(outcome, Full)  # `_append` raises it
-        if isinstance(outcome, Replay | Mismatch | Used):
+        if isinstance(outcome, Repeat | Mismatch | Used):
             self._memory.held = held
         else:
             held.track.stale = True
@@ -250,4 +252,5 @@ class Writer(Generic[S]):
 
 
 def _name(outcome: object) -> str:
-    return type(outcome).__name__.lower()
+    """As metrics have it, where a repeat is a "replay"."""
+    return "replay" if isinstance(outcome, Repeat) else type(outcome).__name__.lower()

@@ -3,10 +3,9 @@
 import asyncio
 from typing import Final, Generic
 
-from acclimate_service.state.context import Context
-from acclimate_service.state.held import Held
+from acclimate_service.state.contract import S
+from acclimate_service.state.held import Context, Held
 from acclimate_service.state.journal_records import Fenced, Flipped, Stale
-from acclimate_service.state.machine import S
 from acclimate_service.state.records import Conflict, Gone
 from acclimate_service.state.tasks import Tasks
 
