@@ -1,0 +1,98 @@
+"""Today's service goes on from what earlier versions left in Redis, killed in the middle of their work.
+
+`tools/record_states.py` wrote the files: every key as Redis dumped it, and what that version answered next.
+"""
+
+import base64
+import hashlib
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate_adapters import State
+from acclimate_client import LabelledRow
+from acclimate_store.samples import load_streams
+
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+ROOT = Path(__file__).parents[3]
+
+
+def groups():
+    for path in RECORDED:
+        for name in json.loads(path.read_text())["groups"]:
+            yield pytest.param((path, name), id=f"{path.stem}-{name}")
+
+
+@pytest.fixture(scope="module", params=groups())
+def recorded(request, run_service, tmp_path_factory):
+    """A service of today on the keys of a group, the group, and whether the same engine computes the same bits."""
+    path, name = request.param
+    document = json.loads(path.read_text())
+    group = document["groups"][name]
+    settings = {key.lower(): value for key, value in group["settings"].items()}
+    same_engine = (
+        document["engine"]["torch"] == torch.__version__
+        and document["engine"]["cpu"] == torch.backends.cpu.get_cpu_capability()
+    )
+    with ExitStack() as stack:
+        data_dir = tmp_path_factory.mktemp("recorded")
+        replica = stack.enter_context(
+            run_service(**{"data_dir": data_dir, "state_budget": 1 / 8, "guard": "adapt", **settings})
+        )
+        for key, kept in group["keys"].items():
+            replica.redis.restore(key, max(kept["pttl"], 1), base64.b64decode(kept["dump"]))
+            assert replica.redis.type(key).decode() == kept["type"]
+        yield replica, group, same_engine
+
+
+def test_every_client_is_as_it_was_and_is_answered_as_the_version_that_wrote_it_would_have(recorded):
+    replica, group, same_engine = recorded
+    streams = load_streams(ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz")
+    with replica.sdk() as sdk:
+        for name, client in group["clients"].items():
+            info = sdk.get(name)
+            assert (info.adapter, info.hyperparameters) == (client["adapter"], client["hyperparameters"])
+            stored = {field: getattr(info.state, field) for field in client["stored"]}
+            assert stored == client["stored"], name
+            assert {field: getattr(info.guard.evidence, field) for field in client["guard"]} == client["guard"], name
+            exported = sdk.export_state(name)
+            assert len(exported) == client["exported"]["bytes"]
+            assert hashlib.sha256(exported).hexdigest() == client["exported"]["sha256"] or not same_engine
+            further = client["further"]
+            images = streams[further["stream"]].images[slice(*further["rows"])]
+            prediction = sdk.predict(name, images, probabilities=True)
+            assert prediction.state.version == further["version"] == stored["version"] + 1
+            assert list(prediction.labels) == further["labels"]
+            assert np.allclose(
+                prediction.probabilities, further["probabilities"], rtol=0, atol=1e-6 if same_engine else 1e-4
+            ), name
+
+
+def test_labels_that_were_told_count_once_and_the_fleet_still_knows_them(recorded):
+    replica, group, _ = recorded
+    with replica.sdk() as sdk:
+        evidence = sdk.evidence("fashion-cnn").adapters
+        known = [[found.adapter, found.hyperparameters, found.evidence.labelled] for found in evidence]
+        assert all(fleet in known for fleet in group["fleet"])
+        for name, client in group["clients"].items():
+            if client["guard"]["labelled"]:
+                told = sdk.feedback(name, [LabelledRow(client["last_request"], 0, 0)]).rows
+                assert told.duplicate + told.contradicting == 1, told
+
+
+def test_exports_of_the_version_that_wrote_them_are_taken_and_written_again_byte_by_byte(recorded):
+    replica, group, _ = recorded
+    with replica.sdk() as sdk:
+        for name, client in group["clients"].items():
+            if client["exported"]["whole"] is None:
+                continue
+            data = base64.b64decode(client["exported"]["whole"])
+            assert hashlib.sha256(data).hexdigest() == client["exported"]["sha256"]
+            assert State.from_bytes(data).to_bytes() == data
+            sdk.configure(f"import-{name}", client["adapter"], **client["hyperparameters"])
+            sdk.import_state(f"import-{name}", data)
+            assert sdk.export_state(f"import-{name}") == data
