@@ -36,6 +36,10 @@ def is_bare_name(value: str) -> bool:
     return _BARE_NAME.fullmatch(value) is not None
 
 
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
 def _bare_name(value: str) -> str:
     if not is_bare_name(value):
         raise ValueError("use 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
@@ -71,23 +75,39 @@ class Record(BaseModel):
 
 
 class Resize(Record):
-    """How an encoded image of any size becomes the size of the network's input.
+    """How an encoded image of any size becomes the size of the network's input, as torchvision.transforms does it.
 
-    With `crop` the shorter side becomes `size` pixels (aspect ratio kept) and the central `crop` x `crop` pixels are
-    taken; without it the image is stretched to `size` x `size`. `antialias` has no default, since libraries disagree
-    on theirs and the wrong choice costs accuracy without any error.
+    One number for `size` and a `crop`: the shorter side becomes `size` pixels, the aspect ratio is kept, and the
+    central `crop` is taken. Without a crop, or with height and width in `size`, the image is stretched; one number then
+    stands for both. A crop is one number, or height and width. `antialias` has no default, since libraries disagree on
+    theirs and the wrong choice costs accuracy without any error.
     """
 
-    size: Size
+    size: Size | tuple[Size, Size]
     interpolation: Literal["bilinear", "bicubic"]
     antialias: StrictBool
-    crop: Size | None = None
+    crop: Size | tuple[Size, Size] | None = None
 
     @model_validator(mode="after")
     def _crop_fits(self) -> Self:
-        if self.crop is not None and self.crop > self.size:
+        if self.crop is not None and any(c > s for c, s in zip(_pair(self.crop), _pair(self.size), strict=True)):
             raise ValueError(f"crop ({self.crop}) must not be larger than size ({self.size})")
         return self
+
+    @property
+    def shorter_side(self) -> int | None:
+        """What the shorter side becomes where the aspect ratio is kept; None where the image is stretched."""
+        return self.size if self.crop is not None and isinstance(self.size, int) else None
+
+    @property
+    def target(self) -> list[int]:
+        """What `torchvision.transforms.functional.resize` takes: the shorter side alone, or height and width."""
+        return [*_pair(self.size)] if self.shorter_side is None else [self.shorter_side]
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Height and width of what comes out."""
+        return _pair(self.size if self.crop is None else self.crop)
 
 
 class InputSpec(Record):
@@ -110,9 +130,9 @@ class InputSpec(Record):
             if len(values) != self.channels:
                 raise ValueError(f"{name} needs one value per channel ({self.channels}), not {len(values)}")
         if self.resize is not None:
-            side = self.resize.crop or self.resize.size
-            if (self.height, self.width) != (side, side):
-                raise ValueError(f"resize yields {side}x{side}, but the input is {self.height}x{self.width}")
+            height, width = self.resize.result
+            if (self.height, self.width) != (height, width):
+                raise ValueError(f"resize yields {height}x{width}, but the input is {self.height}x{self.width}")
         return self
 
     @property
@@ -164,17 +184,17 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 class Manifest(Record):
     """What `manifest.json` says; unknown fields are refused, so that a misspelt one is never ignored.
 
-    `architecture` is a registry name such as `acclimate:shallow_cnn` or `torchvision:resnet18`, or an import path
-    `module:callable` that the operator allows; it is called with `architecture_options`. `classifier` is the module
-    name of the last layer. `files` maps every other file of the bundle to its sha256; those of
-    `integrity.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
+    `architecture` is a registered name such as `acclimate:shallow_cnn` or `torchvision:resnet18`, or an import path
+    `module:callable` that the operator allows (see `architectures.build`). It is called with `architecture_options`.
+    `classifier` is the module name of the last layer. `files` maps every other file of the bundle to its sha256; those
+    of `files.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
     `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]
     name: BareName
     version: BareName
-    architecture: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    architecture: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*$")]
     architecture_options: Annotated[Mapping[str, JsonValue], AfterValidator(_finite)] = Field(default_factory=dict)
     classifier: Text
     input: InputSpec
