@@ -190,7 +190,7 @@ async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
 
 
 def _private_redis(settings: Settings) -> EmbeddedRedis:
-    return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync)
+    return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync, max_bytes=settings.redis_max_bytes)
 
 
 def _machine(ground: _Ground) -> AdapterMachine:

@@ -40,6 +40,10 @@ class Settings(BaseSettings):
     appendfsync: Literal["everysec", "always"] = "everysec"
     """Of the private Redis: whether each write is on the disk before the reply, or within about a second."""
 
+    redis_max_bytes: int | None = Field(None, ge=8 * 2**20)
+    """Memory of the private Redis, above which writes are refused as `store_full`; by default half of what the machine
+    or container has."""
+
     data_dir: Path = Path(".data")
     """Where the private Redis keeps its files."""
 

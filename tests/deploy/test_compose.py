@@ -76,6 +76,11 @@ async def test_the_service_entrusts_its_states_to_a_redis_started_as_the_composi
     assert facts.durability == "everysec"
 
 
+def test_the_memory_of_redis_is_bounded(services):
+    command = services["redis"]["command"]
+    assert command[command.index("--maxmemory") + 1] == "2gb"
+
+
 async def test_the_service_refuses_a_redis_without_the_append_only_file(services, entrust):
     command = ["no" if argument == "yes" else argument for argument in services["redis"]["command"]]
     with pytest.raises(StoreUnfit, match="append-only file"):

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import shutil
 import signal
@@ -25,6 +26,10 @@ _LONGEST_SOCKET_PATH: Final = 100
 _POLL: Final = 0.01
 _WATCH: Final = 0.2
 """Seconds between two looks at the running server."""
+_LONGEST_PAUSE: Final = 30.0
+"""Seconds between two tries to start a server that does not come up; the pauses double from `_WATCH` to this."""
+_MEMORY_SHARE: Final = 0.5
+"""Of the memory that the host or the container has: pages are copied while the append-only file is rewritten."""
 _PR_SET_PDEATHSIG: Final = 1
 _log = logging.getLogger(__name__)
 
@@ -62,13 +67,14 @@ class EmbeddedRedis:
     """A `redis-server` on a unix socket, with an append-only file in `data_dir`; an async context manager.
 
     It comes up with everything it acknowledged before its parent ended, however that was. A server that ends by itself
-    is started again. It ends with the thread that called `start`, so call that from a thread which lives as long as the
-    service, like the one of the event loop.
+    is started again, as often as it takes; `failure` says why it is not there meanwhile. It ends with the thread that
+    called `start`, so call that from a thread which lives as long as the service, like the one of the event loop.
 
     Args:
         data_dir: directory of the database; made if need be. One service at a time may use it.
         appendfsync: `always` loses nothing; `everysec` may lose about 2 s when the host crashes or the server itself is
             killed, since Redis acknowledges before it writes while an earlier write is on its way to the disk.
+        max_bytes: memory of the data, above which writes are refused; by default half of what there is.
         start_timeout: longest wait for a server that loads its data (s).
         stop_timeout: longest wait for a server that writes its last bytes, before it is killed (s).
     """
@@ -78,17 +84,25 @@ class EmbeddedRedis:
         data_dir: Path,
         *,
         appendfsync: Literal["always", "everysec"] = "everysec",
+        max_bytes: int | None = None,
         start_timeout: float = 60.0,
         stop_timeout: float = 10.0,
     ) -> None:
         self._data_dir = data_dir.absolute()
         self._appendfsync = appendfsync
+        self._max_bytes = int(_MEMORY_SHARE * available_memory()) if max_bytes is None else max_bytes
         self._start_timeout = start_timeout
         self._stop_timeout = stop_timeout
         self._socket = _socket_path(self._data_dir)
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the server is not there, from when it was found to have ended until it serves its data again."""
+        return self._failure
 
     @property
     def url(self) -> str:
@@ -107,7 +121,7 @@ class EmbeddedRedis:
             DataDirInUse: another service runs on this directory.
             EmbeddedRedisError: no binary, no usable directory, or the server ended or did not come up in time.
         """
-        server = find_server()
+        find_server()
         try:
             self._data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(self._data_dir / "lock")
@@ -115,9 +129,9 @@ class EmbeddedRedis:
             raise EmbeddedRedisError(f"the data directory {self._data_dir} cannot be used: {error.strerror}") from error
         try:
             await self._retire_orphan()
-            self._process = self._spawn(server)
-            await self._wait_until_ready(self._process)
-            self._keeper = asyncio.create_task(self._keep(server))
+            self._process = self._spawn()
+            await self._wait_until_ready(self._process, self._start_timeout)
+            self._keeper = asyncio.create_task(self._keep())
         except BaseException:
             await self.stop()
             raise
@@ -146,16 +160,50 @@ class EmbeddedRedis:
     ) -> None:
         await self.stop()
 
-    def _spawn(self, server: Path) -> subprocess.Popen[bytes]:
-        return _spawn(server, self._data_dir, self._socket, self._appendfsync)
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self._data_dir),
+            "appendonly": "yes",
+            "appendfsync": self._appendfsync,
+            "auto-aof-rewrite-min-size": "256mb",  # a few snapshots of 45 MB are no reason to rewrite
+            "save": "",
+            "maxmemory": str(self._max_bytes),
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "logfile": str(self._data_dir / "redis.log"),
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        return subprocess.Popen(
+            [str(find_server()), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for the service, which then stops its server
+            preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,
+        )
 
-    async def _keep(self, server: Path) -> None:
-        """Start the server again when it ends by itself, as when the kernel takes its memory."""
+    async def _keep(self) -> None:
+        """Start the server again whenever it ends by itself, as when the kernel takes its memory."""
+        pause = _WATCH
         while self._process is not None:
-            if self._process.poll() is not None:
-                _log.error("redis-server ended with status %s and is started again", self._process.returncode)
-                self._process = self._spawn(server)
-            await asyncio.sleep(_WATCH)
+            await asyncio.sleep(pause)
+            try:
+                if (status := self._process.poll()) is not None:
+                    self._failure = self._failure or f"redis-server ended with status {status}"
+                    _log.error("%s; trying to start it", self._failure)
+                    self._process = self._spawn()
+                if self._failure is not None:
+                    await self._wait_until_ready(self._process, math.inf)  # however much it has to load
+                    self._failure = None
+                    _log.warning("redis-server runs again")
+                pause = _WATCH
+            except (EmbeddedRedisError, OSError, subprocess.SubprocessError) as error:
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                self._failure = f"redis-server ended and could not be started again: {error}"
+                _log.error("%s; the next try is in %.1f s", self._failure, pause)
 
     async def _retire_orphan(self) -> None:
         """End the server of a service that was killed: whoever listens while the lock is ours has lost its parent."""
@@ -165,8 +213,8 @@ class EmbeddedRedis:
                 raise EmbeddedRedisError(f"a server left behind in {self._data_dir} does not stop; end it by hand")
             await asyncio.sleep(_POLL)
 
-    async def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self._start_timeout
+    async def _wait_until_ready(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while await _ask(self._socket, b"PING") != b"+PONG\r\n":
             if process.poll() is not None or time.monotonic() > deadline:
                 raise EmbeddedRedisError(f"redis-server did not come up: {_last_words(self._data_dir / 'redis.log')}")
@@ -228,33 +276,6 @@ def _lock(path: Path) -> IO[str]:
     return file
 
 
-def _spawn(
-    server: Path, data_dir: Path, socket: Path, appendfsync: Literal["always", "everysec"]
-) -> subprocess.Popen[bytes]:
-    options = {
-        "port": "0",
-        "unixsocket": str(socket),
-        "unixsocketperm": "700",
-        "dir": str(data_dir),
-        "appendonly": "yes",
-        "appendfsync": appendfsync,
-        "auto-aof-rewrite-min-size": "256mb",  # a few snapshots of 45 MB are no reason to rewrite
-        "save": "",
-        "maxmemory-policy": "noeviction",
-        "daemonize": "no",
-        "logfile": str(data_dir / "redis.log"),
-    }
-    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return subprocess.Popen(
-        [str(server), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C is for the service, which then stops its server
-        preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,
-    )
-
-
 def _end_with(parent: int) -> Callable[[], None]:
     """For the new process, before it becomes the server: ask the kernel for SIGTERM when the parent ends.
 
@@ -268,6 +289,21 @@ def _end_with(parent: int) -> Callable[[], None]:
             os._exit(1)  # it ended before it was asked
 
     return ask
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may use: those of the machine, or fewer where a cgroup limits them.
+
+    Args:
+        root: of the file system that describes the process.
+    """
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # what a container sees of its own cgroup
+        try:
+            found.append(int((root / "sys/fs/cgroup" / name).read_text()))
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+    return min(found)
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -5,14 +5,22 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
+from redis.exceptions import OutOfMemoryError
 
-from acclimate_service.state.redis.embedded import DataDirInUse, EmbeddedRedis, EmbeddedRedisError, find_server
+from acclimate_service.state.redis.embedded import (
+    DataDirInUse,
+    EmbeddedRedis,
+    EmbeddedRedisError,
+    available_memory,
+    find_server,
+)
 
 SERVICE = """
 import asyncio, sys
@@ -137,6 +145,75 @@ async def test_a_server_that_cannot_start_says_why_and_frees_the_directory(tmp_p
     shutil.rmtree(tmp_path)
     async with EmbeddedRedis(tmp_path) as server:
         assert await value(server, "key") is None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the server tells nobody that it ended
+            await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_cannot_be_started_again_is_tried_until_it_can_and_the_reason_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    file = tmp_path / "appendonly.aof"
+    async with EmbeddedRedis(tmp_path, appendfsync="always") as server:
+        await put(server, "key", "kept")
+        assert server.failure is None
+        os.kill(server.pid, signal.SIGSTOP)
+        sound = file.read_bytes()
+        file.write_bytes(b"no append-only file\n" + sound)
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: caplog.text.count("could not be started again") >= 2)
+        assert "ended with status -9" in caplog.text
+        assert "ad file format" in server.failure
+        assert "runs again" not in caplog.text
+        file.write_bytes(sound)
+        await until(lambda: server.failure is None)
+        assert caplog.text.count("runs again") == 1
+        assert await value(server, "key") == b"kept"
+
+
+async def test_a_server_whose_binary_is_gone_for_a_while_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with EmbeddedRedis(tmp_path, appendfsync="always") as server:
+        await put(server, "key", "kept")
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", str(tmp_path))
+            patch.setattr(sys, "executable", str(tmp_path / "python"))
+            patch.setattr("importlib.util.find_spec", lambda _: None)
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: server.failure is not None and "no redis-server found" in server.failure)
+        await until(lambda: server.failure is None)
+        assert await value(server, "key") == b"kept"
+
+
+async def test_what_does_not_fit_into_its_memory_is_refused_and_the_rest_is_kept(tmp_path: Path):
+    async with EmbeddedRedis(tmp_path, max_bytes=8 * 2**20) as server:
+        await put(server, "key", "kept")
+
+        async def fill():
+            for number in range(16):
+                await put(server, f"large {number}", "x" * 2**20)
+
+        with pytest.raises(OutOfMemoryError):
+            await fill()
+        assert await value(server, "key") == b"kept"
+
+
+async def test_its_memory_is_bounded_by_default(tmp_path: Path):
+    async with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
+        assert int((await client.config_get("maxmemory"))["maxmemory"]) == available_memory() // 2
+
+
+def test_the_memory_is_that_of_the_smallest_limit(tmp_path: Path):
+    whole = available_memory(tmp_path)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.parent.mkdir(parents=True)
+    limit.write_text("max\n")
+    assert available_memory(tmp_path) == whole
+    limit.write_text("1048576\n")
+    assert available_memory(tmp_path) == 2**20
 
 
 def test_the_server_on_the_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
