@@ -1,14 +1,16 @@
 """Metrics for Prometheus; no client id is ever a label."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from typing import Literal
 
-from acclimate_service.state_metrics import StateMetrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_REPLAY_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+_TIERS = {"warm": "memory", "cold": "none", "reset": "none"}
 
 
-class Telemetry:
+class Metrics:
     """The service's own registry: two apps in one process do not share numbers."""
 
     def __init__(self) -> None:
@@ -51,3 +53,63 @@ class Telemetry:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class StateMetrics:
+    """An observer of the state protocol, and what else there is to count of states."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metrics."""
+        on = registry
+        self._writes = Counter("acclimate_state_commits", "Writes of client state.", ["way", "result"], registry=on)
+        self._loads = Counter(
+            "acclimate_state_loads", "Where a request found its client's state.", ["tier"], registry=on
+        )
+        self._opens = Counter("acclimate_state_opens", "Journals opened for writing.", ["lease"], registry=on)
+        self._replayed = Counter("acclimate_state_replayed_batches", "Journal entries computed again.", registry=on)
+        self._replay_seconds = Histogram(
+            "acclimate_state_replay_seconds", "Duration of replays.", buckets=_REPLAY_SECONDS, registry=on
+        )
+        self._engine_changes = Counter(
+            "acclimate_state_replay_engine_changes", "Entries computed again by another engine.", registry=on
+        )
+        self._snapshots = Counter("acclimate_state_snapshots", "Background snapshots.", ["result"], registry=on)
+        self._snapshot_bytes = Counter("acclimate_state_snapshot_bytes", "Bytes of snapshots.", registry=on)
+        self.answers = Counter("acclimate_state_answers", "Where answers came from.", ["replayed"], registry=on)
+        self.unreplicated = Gauge(
+            "acclimate_state_unreplicated", "Writes that too few copies of Redis confirmed in time.", registry=on
+        )
+        self.sessions = Gauge("acclimate_state_sessions", "Clients whose state is in memory.", registry=on)
+        self.cache_bytes = Gauge("acclimate_state_cache_bytes", "Bytes of client state in memory.", registry=on)
+        self.journal_entries = Gauge(
+            "acclimate_state_journal_entries", "Journal entries of the clients in memory.", registry=on
+        )
+        self.journal_bytes = Gauge(
+            "acclimate_state_journal_bytes", "Bytes of the journals of the clients in memory.", registry=on
+        )
+
+    def found(self, status: str) -> None:
+        """A request found its client's state."""
+        self._loads.labels(_TIERS.get(status, "redis")).inc()
+
+    def wrote(self, way: Literal["full", "delta"], result: str) -> None:
+        """Redis answered a write."""
+        self._writes.labels(way, result).inc()
+
+    def opened(self, stolen: bool) -> None:
+        """A journal was opened."""
+        self._opens.labels("stolen" if stolen else "free").inc()
+
+    def replayed(self, entries: int, seconds: float) -> None:
+        """A journal was computed again."""
+        self._replayed.inc(entries)
+        self._replay_seconds.observe(seconds)
+
+    def snapshot(self, taken: bool, nbytes: int) -> None:
+        """A snapshot was taken, or not."""
+        self._snapshots.labels("taken" if taken else "failed").inc()
+        self._snapshot_bytes.inc(nbytes)
+
+    def engine_changed(self) -> None:
+        """An entry was computed again by another engine than before."""
+        self._engine_changes.inc()

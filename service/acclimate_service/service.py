@@ -1,35 +1,39 @@
 """Everything the HTTP interface stands on, opened and closed together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from typing import Final
 
 import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from acclimate_service.choices import candidates_of, configurations_of, connected, limits_of, load_bundle
+from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
+from acclimate_service.clients.admission import Admission
 from acclimate_service.clients.clients import Clients
-from acclimate_service.clients.engine import Engine
+from acclimate_service.clients.engine import Batch, Engine
 from acclimate_service.clients.feedback import Feedback
-from acclimate_service.clients.replies import Replies
+from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
-from acclimate_service.compute.adapted import Adapted
 from acclimate_service.compute.adapter_machine import AdapterMachine
-from acclimate_service.compute.configuration import Configurations, canonical
-from acclimate_service.compute.cores import available_cores
+from acclimate_service.compute.adapters import Configurations, canonical
+from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
-from acclimate_service.compute.threads import background, pool
+from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
+from acclimate_service.compute.new_states import NewStates
+from acclimate_service.compute.process import available_cores, background, pool
 from acclimate_service.compute.worker import Worker
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.policy import Policy as AnswerPolicy
 from acclimate_service.guard.pools import Pools
-from acclimate_service.metrics import Telemetry
+from acclimate_service.guard.record import Label
+from acclimate_service.metrics import Metrics, StateMetrics
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
@@ -45,16 +49,20 @@ from acclimate_service.state import (
     Wire,
     always,
     check,
+    check_windows,
+    connect,
     new_id,
 )
 from acclimate_service.state.redis.embedded import EmbeddedRedis
-from acclimate_service.state_metrics import StateMetrics
-from acclimate_service.trials.shadows import Candidate, Guard, Shadows, scope_of
-from acclimate_service.trials.switching import Beginnings, Duels
-from acclimate_store import Bundle
+from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
+from acclimate_service.trials.promotion import Champion, PairedTrial
+from acclimate_store import Bundle, BundleKey, Catalogue
+from acclimate_store.layout_choice import fastest
 
-PROBE_S = 1.0
+PROBE_S: Final = 1.0
 """Longest wait of the readiness probe for Redis; orchestrators give probes little more."""
+RETRY_WINDOW_MS: Final = 600_000
+"""Longest time within which callers are expected to retry a request."""
 
 
 @dataclass(slots=True)
@@ -65,21 +73,43 @@ class Service:
     bundle: Bundle
     configurations: Configurations
     limits: Limits
+    metrics: Metrics
+    worker: Worker
+    wire: Wire
+    store_facts: StoreFacts
     sessions: Sessions
+    admission: Admission
     engine: Engine
     clients: Clients
     feedback: Feedback
+    challengers: Challengers | None
     rounds: Rounds
-    worker: Worker
-    telemetry: Telemetry
-    store_facts: StoreFacts
-    wire: Wire
     draining: bool = False
 
     @property
     def version(self) -> str:
         """Version of the distribution."""
         return version("acclimate")
+
+    async def predict(self, batch: Batch) -> Reply:
+        """Answer a batch as `Engine.predict` does, and show it to the challengers and to the next federated round."""
+        with self.admission.rows(batch.request.client.client, len(batch.images)):
+            reply = await self.engine.predict(batch)
+        if reply.life:
+            self.rounds.note(batch.request.client, reply.answer["adapter"])
+        if reply.life and reply.replayed == "none" and self.challengers is not None:
+            given = [each["index"] for each in reply.answer["predictions"]]
+            seen = replace(batch.request, life=reply.life)
+            self.challengers.see(seen, batch.images, given, current=reply.configuration)
+        return reply
+
+    async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
+        """Count labels as `Feedback.tell` does, and tell them to the challengers."""
+        labels = examples_of(told, request.name) if isinstance(told, Examples) else feedback_of(told)
+        reply = await self.feedback.tell(request, labels)
+        if reply.configuration and self.challengers is not None:
+            self.challengers.tell(replace(request, life=reply.life), labels, current=reply.configuration)
+        return reply
 
     async def obstacle(self) -> str | None:
         """Why batches cannot be answered now, or not for long; None when they can."""
@@ -96,39 +126,10 @@ class Service:
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        metrics, (entries, nbytes) = self.telemetry.state, self.sessions.journals()
+        metrics, (entries, nbytes) = self.metrics.state, self.sessions.journals()
         metrics.journal_entries.set(entries)
         metrics.journal_bytes.set(nbytes)
         metrics.unreplicated.set(self.wire.unreplicated)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ground:
-    """What all parts of a service stand on; `stack` closes them, the last one first."""
-
-    stack: AsyncExitStack
-    settings: Settings
-    limits: Limits
-    telemetry: Telemetry
-    worker: Worker
-    background: Executor
-    bundle: Bundle
-    configurations: Configurations
-    link: Link
-    wire: Wire
-    store: StateStore
-    facts: StoreFacts
-
-    @property
-    def model(self) -> str:
-        return self.bundle.model.content_hash
-
-    def pools(self, scope: str) -> Pools:
-        return Pools(self.wire, self.limits, scope, self.settings.tenant, self.settings.secret)
-
-    async def knows(self, client: ClientScope) -> bool:
-        """Whether there is such a client."""
-        return await self.store.describe(client, self.model) is not None
 
 
 @asynccontextmanager
@@ -140,153 +141,218 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         EmbeddedRedisError, StoreUnavailable, StoreUnfit: there is no Redis that could keep the states.
         SettingsError: a setting that this machine or model cannot serve, or one that contradicts another.
     """
-    async with AsyncExitStack() as stack:
-        ground = await _ground(stack, settings)
-        machine = _machine(ground)
-        keep, beginnings = partial(_keep, ground, machine), _beginnings(ground)
-        sessions = keep(ground.model, beginnings.configuration, settings.cache_bytes, ground.telemetry.state)
-        stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
-        guard = _guard(ground, machine, keep, sessions, beginnings)
-        _listen(ground, sessions, guard)
-        rounds = _rounds(ground, sessions)
-        replies = Replies(ground.store, ground.model, ground.configurations)
-        engine = Engine(
-            *(sessions, machine, replies, ground.telemetry),
-            max_waiting=settings.max_waiting,
-            max_waiting_rows=settings.max_waiting_rows,
-            outage=settings.store_outage,
-            guard=guard,
-            note=rounds.note,
+    async with AsyncExitStack() as stack:  # closes what is opened, the last one first
+        limits, metrics = _limits(settings), Metrics()
+        asyncio.get_running_loop().set_default_executor(pool())
+        worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
+        stack.callback(worker.close)
+        low_priority = stack.enter_context(background())
+        bundle = await worker.run(partial(_load_bundle, settings), always)
+        configurations = _configurations(settings, bundle.model)
+        names = _challenger_configurations(settings, bundle.model)
+        machine = AdapterMachine(
+            bundle,
+            configurations,
+            worker,
+            metrics,
+            low_priority,
+            exact_above=settings.inline_max,
+            state_budget=settings.state_budget,
         )
-        administered = (ground.store, sessions, replies, ground.worker, guard)
-        clients = Clients(ground.bundle, ground.configurations, *administered)
-        feedback = Feedback(ground.configurations, sessions, replies, guard, ground.telemetry)
-        images = np.zeros((2, *ground.bundle.manifest.input.shape), np.uint8)
-        await engine.warm_up(images, ground.configurations.default)
+
+        url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
+        link = await _connected(url)
+        wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
+        store = StateStore(wire, limits)
+        stack.push_async_callback(store.aclose)
+        facts = await check(wire, override=settings.redis_override)
+
+        model, default = bundle.model.content_hash, configurations.default
+
+        async def knows(client: ClientScope) -> bool:
+            return await store.describe(client, model) is not None
+
+        def fleet_of(scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
+            fleet = Fleet(Pools(wire, limits, scope, settings.tenant, settings.secret), knows, policy, alpha)
+            stack.push_async_callback(fleet.aclose)
+            return fleet
+
+        def sessions_of(scope: str, configuration: Callable[[], str], budget: int, observer: StateMetrics) -> Sessions:
+            def begin(client: ClientScope) -> Session[ClientState]:
+                context = Context(
+                    store=store,
+                    limits=limits,
+                    client=client,
+                    model=scope,
+                    machine=machine,
+                    policy=Policy(configuration(), journal=settings.journal, strict_engine=settings.strict_replay),
+                    observer=observer,
+                    nonce=f"{settings.replica}~{new_id()}",
+                )
+                return Session(context)
+
+            device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
+            return Sessions(begin, budget, observer, device_cache)
+
+        fleet = None if settings.guard == "off" else fleet_of(model, settings.guard, settings.guard_alpha)
+        pairs = None
+        if settings.auto_switch:
+            pairs = fleet_of(scope_of(model, default), "adapt", settings.guard_alpha / len(names))
+        champion = Champion(default, pairs, metrics)
+        sessions = sessions_of(model, champion.configuration, settings.cache_bytes, metrics.state)
+        stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
+
+        def beside(name: str, configuration: str) -> Sessions:
+            unseen = StateMetrics(CollectorRegistry())
+            return sessions_of(scope_of(model, name), lambda: configuration, settings.cache_bytes // 4, unseen)
+
+        def challenger(name: str, fleet: Fleet) -> Challenger:
+            trial = None
+            if pairs is not None:
+                trial = PairedTrial(
+                    challenger=name,
+                    champion=champion,
+                    evidence=pairs,
+                    sessions=beside(f"{default} {name}", canonical("none", {})),
+                    clients=sessions,
+                    fleet=fleet,
+                    initial=machine.initial,
+                )
+            return Challenger(name, beside(name, name), trial)
+
+        challengers = None
+        if fleet is not None:
+            challengers = Challengers([challenger(name, fleet) for name in names], settings.candidate_share, fleet)
+            stack.push_async_callback(challengers.aclose, settings.drain_budget_s)
+
+        announcements = _announcements(link, settings.tenant, model, sessions, challengers)
+        announcements.start()
+        stack.push_async_callback(announcements.aclose)
+        cohorts = Cohorts(wire, limits, model, settings.tenant)
+        rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
+        stack.push_async_callback(rounds.aclose)
+
+        replies = Replies(store, model, configurations)
+        new_states = NewStates(bundle, configurations, worker)
+        evidence = [each for each in (fleet, pairs) if each is not None]
+        service = Service(
+            settings=settings,
+            bundle=bundle,
+            configurations=configurations,
+            limits=limits,
+            metrics=metrics,
+            worker=worker,
+            wire=wire,
+            store_facts=facts,
+            sessions=sessions,
+            admission=Admission(settings.max_waiting, settings.max_waiting_rows, metrics),
+            engine=Engine(
+                sessions,
+                machine,
+                replies,
+                metrics,
+                fleet=fleet,
+                frozen_on_outage=settings.store_outage == "frozen",
+            ),
+            clients=Clients(configurations, sessions, replies, new_states, fleet, evidence),
+            feedback=Feedback(configurations, sessions, replies, fleet, metrics),
+            challengers=challengers,
+            rounds=rounds,
+        )
+        await service.engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), default)
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
-        yield Service(
-            *(settings, ground.bundle, ground.configurations, ground.limits, sessions, engine, clients, feedback),
-            *(rounds, ground.worker, ground.telemetry, ground.facts, ground.wire),
-        )
+        yield service
 
 
-async def _ground(stack: AsyncExitStack, settings: Settings) -> _Ground:
-    limits = limits_of(settings)
-    asyncio.get_running_loop().set_default_executor(pool())
-    worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
-    stack.callback(worker.close)
-    yielding = stack.enter_context(background())
-    bundle = await worker.run(lambda: load_bundle(settings), always)
-    configurations = configurations_of(settings, bundle.model)
-    url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
-    link = await connected(url)
-    wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
-    store = StateStore(wire, limits)
-    stack.push_async_callback(store.aclose)
-    facts = await check(wire, override=settings.redis_override)
-    running = (Telemetry(), worker, yielding)
-    return _Ground(stack, settings, limits, *running, bundle, configurations, link, wire, store, facts)
-
-
-def _private_redis(settings: Settings) -> EmbeddedRedis:
-    return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync, max_bytes=settings.redis_max_bytes)
-
-
-def _machine(ground: _Ground) -> AdapterMachine:
-    return AdapterMachine(
-        *(ground.bundle, ground.configurations, ground.worker, ground.telemetry, ground.background),
-        exact_above=ground.settings.inline_max,
-        state_budget=ground.settings.state_budget,
-    )
-
-
-def _keep(
-    ground: _Ground,
-    machine: AdapterMachine,
-    scope: str,
-    configuration: Callable[[], str],
-    budget: int,
-    metrics: StateMetrics,
-) -> Sessions:
-    """The sessions of all clients in one scope, where they begin with what is the configuration then."""
-    settings = ground.settings
-
-    def begin(client: ClientScope) -> Session[Adapted]:
-        policy = Policy(configuration(), journal=settings.journal, strict_engine=settings.strict_replay)
-        nonce = f"{settings.replica}~{new_id()}"
-        kept = (ground.store, ground.limits, client, scope, machine, policy)
-        return Session(Context(*kept, observer=metrics, nonce=nonce))
-
-    device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
-    return Sessions(begin, budget, metrics, device_cache)
-
-
-def _beginnings(ground: _Ground) -> Beginnings:
-    """What new clients begin with; always the default where nobody switches."""
-    settings, default = ground.settings, ground.configurations.default
-    alpha = settings.guard_alpha / max(1, len(settings.candidates))
-    evidence = Fleet(ground.pools(scope_of(ground.model, default)), ground.knows, "adapt", alpha)
-    ground.stack.push_async_callback(evidence.aclose)
-    return Beginnings(default, evidence, ground.telemetry, switches=settings.auto_switch)
-
-
-def _guard(
-    ground: _Ground,
-    machine: AdapterMachine,
-    keep: Callable[..., Sessions],
-    sessions: Sessions,
-    beginnings: Beginnings,
-) -> Guard | None:
-    settings, model = ground.settings, ground.model
-    if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
-        raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
-    if settings.guard == "off":
-        return None
-    fleet = Fleet(ground.pools(model), ground.knows, settings.guard, settings.guard_alpha)
-    ground.stack.push_async_callback(fleet.aclose)
-    budget, unseen = settings.cache_bytes // 4, StateMetrics(CollectorRegistry())
-
-    def beside(what: str, configuration: str) -> Sessions:
-        return keep(scope_of(model, what), lambda: configuration, budget, unseen)
-
-    names, duels = candidates_of(settings, ground.bundle.model), None
-    if settings.auto_switch:
-        pairs = {name: beside(f"{beginnings.default} {name}", canonical("none", {})) for name in names}
-        duels = Duels(beginnings, pairs, sessions, fleet, machine.initial)
-    shadows = Shadows([Candidate(name, beside(name, name)) for name in names], settings.candidate_share, fleet, duels)
-    ground.stack.push_async_callback(shadows.aclose, settings.drain_budget_s)
-    return Guard(fleet, shadows, duels)
-
-
-def _rounds(ground: _Ground, sessions: Sessions) -> Rounds:
-    tenant = ground.settings.tenant
-    cohorts = Cohorts(ground.wire, ground.limits, ground.model, tenant)
-    rounds = Rounds(ground.bundle.model, ground.configurations, sessions, ground.worker, cohorts, tenant=tenant)
-    ground.stack.push_async_callback(rounds.aclose)
-    return rounds
-
-
-def _listen(ground: _Ground, sessions: Sessions, guard: Guard | None) -> None:
+def _announcements(
+    link: Link, tenant: str, model: str, sessions: Sessions, challengers: Challengers | None
+) -> Announcements:
     """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
-    keepers = (sessions,) if guard is None else (sessions, guard.shadows)
-    tenant, model = ground.settings.tenant, ground.model
+    everywhere = [sessions, *(challengers.sessions if challengers else ())]
 
     def dropped(name: str) -> None:
         owner, _, client = name.partition("/")
         if owner == tenant:
-            for keeper in keepers:
-                keeper.drop(client)
+            for each in everywhere:
+                each.drop(client)
 
     def missed() -> None:
-        for keeper in keepers:
-            keeper.drop_all()
+        for each in everywhere:
+            each.drop_all()
 
     def wanted(name: str) -> None:
         prefix = f"{model}/{tenant}/"
         if name.startswith(prefix):
             sessions.hand_over(name.removeprefix(prefix))
 
-    announcements = Announcements(ground.link, dropped, missed, wanted)
-    announcements.start()
-    ground.stack.push_async_callback(announcements.aclose)
+    return Announcements(link, dropped, missed, wanted)
+
+
+def default_adapter(model: FrozenModel) -> str:
+    """`atp` for a model with learned rates, which encode the shifts of the source clients; else `none`."""
+    return "none" if missing(create("atp"), model) else "atp"
+
+
+def _load_bundle(settings: Settings) -> Bundle:
+    """The model that is to be served; raises BundleError and SettingsError.
+
+    Its passes are laid out in memory as they are fastest, unless replicas must agree to the last bit.
+    """
+    catalogue = Catalogue(settings.model_store, settings.allowed_imports)
+    bundle = catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
+    if settings.strict_replay:
+        return bundle
+    model, layout = fastest(bundle.model, bundle.manifest.input.shape)
+    return replace(bundle, model=model, layout=layout)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch raises either, depending on how it was built
+        raise SettingsError(f"ACCLIMATE_DEVICE: {name} is not there: {str(error).splitlines()[0]}") from error
+
+
+def _configurations(settings: Settings, model: FrozenModel) -> Configurations:
+    """The adapters, and what clients begin with that choose none; raises SettingsError."""
+    try:
+        configurations = Configurations(settings.adapter or default_adapter(model), settings.adapter_options)
+        require(configurations.adapter(configurations.default), model)
+    except ConfigurationError as error:
+        raise SettingsError(f"ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: {error}") from error
+    return configurations
+
+
+def _challenger_configurations(settings: Settings, model: FrozenModel) -> list[str]:
+    """Of the candidates; raises SettingsError for one that the model cannot serve."""
+    if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
+        raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
+    try:
+        for name in settings.candidates:
+            require(create(name), model)
+    except ConfigurationError as error:
+        raise SettingsError(f"ACCLIMATE_CANDIDATES: {error}") from error
+    return [canonical(name, {}) for name in settings.candidates]
+
+
+def _limits(settings: Settings) -> Limits:
+    """Of the state protocol; raises SettingsError where they contradict each other."""
+    limits = Limits(inline_max=settings.inline_max, state_ttl_ms=settings.state_ttl_s * 1000)
+    try:
+        check_windows(limits, longest_request_ms=settings.request_timeout_ms, retry_window_ms=RETRY_WINDOW_MS)
+    except ValueError as error:
+        raise SettingsError(f"ACCLIMATE_STATE_TTL_S, ACCLIMATE_REQUEST_TIMEOUT_MS: {error}") from error
+    return limits
+
+
+def _private_redis(settings: Settings) -> EmbeddedRedis:
+    return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync, max_bytes=settings.redis_max_bytes)
+
+
+async def _connected(url: str) -> Link:
+    """A way to the Redis at this URL; raises SettingsError if it is none."""
+    try:
+        return await connect(url)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"ACCLIMATE_REDIS_URL: {error}") from error

@@ -10,8 +10,8 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from acclimate_service.clients.offers import summary
-from acclimate_service.compute.memory import keep_freed_memory
+from acclimate_service.compute.adapters import summary
+from acclimate_service.compute.process import keep_freed_memory
 from acclimate_service.http.app import create_app
 from acclimate_service.http.protocol import WholeReplies
 from acclimate_service.http.server import DrainingServer

@@ -4,19 +4,15 @@ import os
 import socket
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
-from acclimate_service.guard.evidence import ALPHA
-from acclimate_service.guard.policy import Policy
 from acclimate_store.runtimes import Choice
 
 PREFIX: Final = "ACCLIMATE_"
-Guard: TypeAlias = Policy | Literal["off"]
-Outage: TypeAlias = Literal["fail", "frozen"]
 
 
 class SettingsError(Exception):
@@ -129,14 +125,14 @@ class Settings(BaseSettings):
     """Refuse to compute again what another device or version of torch computed, instead of counting it. The memory
     layout of passes, which each replica else chooses by trying, is then the same on all."""
 
-    store_outage: Outage = "fail"
+    store_outage: Literal["fail", "frozen"] = "fail"
     """What becomes of batches while Redis is away: `fail` refuses them, `frozen` answers by the global model."""
 
-    guard: Guard = "follow-fleet"
+    guard: Literal["adapt", "frozen", "follow-fleet", "off"] = "follow-fleet"
     """What clients get whose own labels give no verdict: `adapt`, `frozen`, or what the labels of all clients
     speak for, `follow-fleet`. With `off`, frozen and adapted predictions are not compared."""
 
-    guard_alpha: float = Field(ALPHA, gt=0, lt=1)
+    guard_alpha: float = Field(0.05, gt=0, lt=1)
     """Chance that the guard ever calls adaptation harmful where it is not, and helpful where it is not."""
 
     candidates: tuple[str, ...] = Field((), max_length=3)

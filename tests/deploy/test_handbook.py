@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate_service.metrics import Telemetry
+from acclimate_service.metrics import Metrics
 from acclimate_service.settings import Settings
 from acclimate_service.state import Limits
 
@@ -24,7 +24,7 @@ def test_every_setting_it_names_exists(handbook):
 
 def test_every_metric_it_names_exists(handbook):
     names = set(re.findall(r"\bacclimate_(?!service\b|backend\b)[a-z_]+", handbook))
-    assert {name.removesuffix("_total") for name in names} <= {one.name for one in Telemetry().registry.collect()}
+    assert {name.removesuffix("_total") for name in names} <= {one.name for one in Metrics().registry.collect()}
 
 
 def test_every_file_it_names_exists(handbook):

@@ -20,8 +20,8 @@ from acclimate_adapters.merged import Work, guarded_steps, in_torch
 from acclimate_bench.cost.bed import PATIENCE_S, Replica, running
 from acclimate_bench.cost.inputs import noise
 from acclimate_bench.cost.remote import local
-from acclimate_service.compute.configuration import canonical
-from acclimate_service.compute.threads import one_thread
+from acclimate_service.compute.adapters import canonical
+from acclimate_service.compute.process import one_thread
 from acclimate_service.service import Service
 from acclimate_service.serving import serve
 from acclimate_service.settings import read_settings

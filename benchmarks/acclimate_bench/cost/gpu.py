@@ -34,7 +34,7 @@ from acclimate_bench.cost.speed import (
     steps,
 )
 from acclimate_bench.cost.speed_bed import Bed, fashion_cnn, frozen, resnet
-from acclimate_service.compute.memory import keep_freed_memory
+from acclimate_service.compute.process import keep_freed_memory
 
 CLIENTS: Final = (2, 4, 8)
 FORMATS: Final = (

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from acclimate_adapters import create
 from acclimate_adapters.merged import Work, guarded_steps
 from acclimate_bench.cost.speed_bed import Bed
-from acclimate_service.compute.threads import one_thread
+from acclimate_service.compute.process import one_thread
 from acclimate_store.onnx_graphs import export_graphs
 from acclimate_store.runtimes import Runtime, choose
 

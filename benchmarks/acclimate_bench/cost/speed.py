@@ -20,7 +20,7 @@ from acclimate_bench.cost.peer_em import quapy_step
 from acclimate_bench.cost.remote import in_blocks, local
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.speed_bed import Bed, fashion_cnn, resnet
-from acclimate_service.compute.memory import keep_freed_memory
+from acclimate_service.compute.process import keep_freed_memory
 
 Work: TypeAlias = Callable[[], object]
 Timed: TypeAlias = Callable[..., tuple[Timing, ...]]

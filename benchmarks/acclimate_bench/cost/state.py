@@ -28,7 +28,7 @@ from acclimate_bench.cost.remote import in_blocks, local
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.scripts import Fsync, measure_scripts
 from acclimate_bench.cost.takeover import measure_takeovers
-from acclimate_service.compute.memory import keep_freed_memory
+from acclimate_service.compute.process import keep_freed_memory
 from acclimate_store import Catalogue
 
 ADAPTERS: Final = ("none", "fedcal", "atp")

@@ -1,13 +1,47 @@
-"""How much may be under way, and how much of it may be one client's."""
+"""Admission control: how much may be under way, and how much of it may be one client's."""
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 from acclimate_service.errors import Problem
+from acclimate_service.metrics import Metrics
+
+_FEW: Final = 8
+"""Batches that any client may have under way while there is a place at all."""
 
 
 class Admission:
+    """Lets batches in, as many as there is room for.
+
+    Args:
+        max_batches: most that may be under way; a client may have no more of them than it leaves free.
+        max_rows: most images in them, of those whose bodies have been read.
+        metrics: shows how many wait.
+    """
+
+    def __init__(self, max_batches: int, max_rows: int, metrics: Metrics) -> None:
+        self._batches = DynamicThreshold(max_batches, "batches", few=_FEW)
+        self._rows = DynamicThreshold(max_rows, "images")
+        self._metrics = metrics
+
+    @contextmanager
+    def batch(self, client: str) -> Iterator[None]:
+        """Count a batch from before its body is read until it is answered, which bounds the memory of all of them.
+
+        Raises:
+            Problem: `too_many_requests`.
+        """
+        with self._batches.hold(client), self._metrics.waiting.track_inprogress():
+            yield
+
+    def rows(self, client: str, number: int) -> AbstractContextManager[None]:
+        """Count the images of a batch once its body has been read; raises Problem as `batch` does."""
+        return self._rows.hold(client, number)
+
+
+class DynamicThreshold:
     """Room for what is under way. A client takes no more of it than it leaves free, so that nobody takes it all.
 
     This is the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6(2), 1998) with a factor

@@ -1,26 +1,21 @@
 """What can be done to a client beside sending it batches: configure, enrol, export, import, reset, delete."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-import torch
 
-from acclimate_adapters import ConfigurationError, InputError, enrols, require
-from acclimate_adapters.guard import finite
-from acclimate_service.clients import imports
-from acclimate_service.clients.imports import Precondition
-from acclimate_service.clients.replies import Replies
-from acclimate_service.clients.requests import ClientRequest, Reply
-from acclimate_service.clients.sessions import Sessions, Turn
-from acclimate_service.compute.adapted import Adapted
-from acclimate_service.compute.configuration import Configurations
+from acclimate_adapters import ConfigurationError
+from acclimate_service.clients.requests import ClientRequest, Precondition, Replies, Reply
+from acclimate_service.clients.sessions import Sessions
+from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.labelling import Examples
-from acclimate_service.compute.worker import Worker
-from acclimate_service.errors import Problem
+from acclimate_service.compute.new_states import NewStates
+from acclimate_service.guard.fleet import Fleet
 from acclimate_service.state import (
     Applied,
     Change,
@@ -29,13 +24,8 @@ from acclimate_service.state import (
     Description,
     Present,
     StateError,
-    StateStore,
 )
 from acclimate_service.state.errors import Doubt
-from acclimate_service.trials.shadows import Guard
-from acclimate_store import Bundle
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +52,30 @@ class Clients:
 
     def __init__(
         self,
-        bundle: Bundle,
         configurations: Configurations,
-        store: StateStore,
         sessions: Sessions,
         replies: Replies,
-        worker: Worker,
-        guard: Guard | None,
+        new_states: NewStates,
+        fleet: Fleet | None,
+        evidence: Sequence[Fleet],
     ) -> None:
-        """Take over the collaborators; whoever made them closes them."""
-        self._bundle = bundle
+        """Take over the collaborators; whoever made them closes them.
+
+        Args:
+            configurations, sessions, replies, new_states: of the service.
+            fleet: evidence of the clients' adapters, which restarts with a client's state; None if nobody compares.
+            evidence: all that keeps what a client told, and forgets it with the client.
+        """
         self._configurations = configurations
-        self._store = store
         self._sessions = sessions
         self._replies = replies
-        self._worker = worker
-        self._guard = guard
+        self._new_states = new_states
+        self._fleet = fleet
+        self._evidence = evidence
 
     async def describe(self, client: ClientScope) -> Described:
         """All about a client's state but the state itself."""
-        stored = await self._store.describe(client, self._bundle.model.content_hash)
+        stored = await self._replies.describe(client)
         if stored is None:
             raise ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
         session = self._sessions.peek(client)
@@ -89,45 +83,47 @@ class Clients:
         return Described(stored.config, _describe(stored, in_memory))
 
     async def configure(self, request: ClientRequest, configuration: str) -> Reply:
-        """Give a client another adapter, which begins anew; nothing happens if it has that one already.
+        """Give a client another adapter, under which it restarts; nothing happens if it has that one already.
 
         Args:
             request: a repeated one does not reset again.
             configuration: of a sound adapter, as canonical JSON.
         """
         async with self._sessions.turn(request) as turn:
-            initial = await self._work(turn, lambda: self._initial(configuration))
+            initial = await self._new_states.initial(configuration, turn.request.admit)
             present = await turn.session.known(turn.request)
             if isinstance(present, Applied):
                 return self._configured(present, configuration)
             if present is not None and self._same(present.config, configuration):
                 status = "restored" if present.has_state or present.base < present.seq else "reset"
                 answer = {**self._configurations.describe(configuration), "changed": False}
-                return Reply(answer, present.seq, status, False)
+                return Reply(answer, present.seq, status, committed=False)
             try:
                 applied = await turn.session.reset(turn.request, configuration)
-                await self._begin_anew(request.client, applied)
+                await self._restart_evidence(request.client, applied)
                 return self._configured(applied, configuration)
             except ClientUnknown as unknown:
                 if unknown.committed:
                     raise
 
-            async def begin(_: Present[Adapted]) -> Change[Adapted]:
+            async def begin(_: Present[ClientState]) -> Change[ClientState]:
                 return Change(configuration, initial, b"{}")
 
             applied = await turn.session.replace(turn.request, begin)
-            await self._begin_anew(request.client, applied)
+            await self._restart_evidence(request.client, applied)
             return self._configured(applied, configuration)
 
     async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
-        """Let a client begin anew from labelled images of its own."""
+        """Let a client restart from labelled images of its own."""
         async with self._sessions.turn(request) as turn:
 
-            async def change(present: Present[Adapted]) -> Change[Adapted]:
-                return await self._work(turn, lambda: self._enrol(present.config, examples))
+            async def change(present: Present[ClientState]) -> Change[ClientState]:
+                state = await self._new_states.enrolled(present.config, examples, turn.request.admit)
+                answer = {"adapter": state.state.adapter, "enrolled": len(examples.labels)}
+                return Change(present.config, state, orjson.dumps(answer))
 
             applied = await turn.session.replace(turn.request, change)
-            await self._begin_anew(request.client, applied)
+            await self._restart_evidence(request.client, applied)
             return await self._replies.of(request.client, applied)
 
     async def export_state(self, request: ClientRequest) -> Exported:
@@ -148,12 +144,13 @@ class Clients:
         """
         async with self._sessions.turn(request) as turn:
 
-            async def change(present: Present[Adapted]) -> Change[Adapted]:
+            async def change(present: Present[ClientState]) -> Change[ClientState]:
                 precondition.check(present.seq)
-                return await self._work(turn, lambda: self._import(present.config, data))
+                state = await self._new_states.imported(present.config, data, turn.request.admit)
+                return Change(present.config, state, orjson.dumps({"adapter": state.state.adapter}))
 
             applied = await turn.session.replace(turn.request, change)
-            await self._begin_anew(request.client, applied)
+            await self._restart_evidence(request.client, applied)
             return await self._replies.of(request.client, applied)
 
     async def reset(self, request: ClientRequest) -> Reply:
@@ -162,65 +159,34 @@ class Clients:
             adapter = await self._replies.adapter_of(request.client)  # first: nothing may fail after the reset
             await turn.request.admit()
             done = await turn.session.reset(turn.request)
-            await self._begin_anew(request.client, done)
-            return Reply({"adapter": adapter}, done.seq, "reset", True, done.replayed)
+            await self._restart_evidence(request.client, done)
+            return Reply({"adapter": adapter}, done.seq, "reset", committed=True, replayed=done.replayed)
 
     async def delete(self, request: ClientRequest) -> None:
         """Remove a client and all that was learned for it; nothing happens when there is none."""
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
             await turn.session.delete()
-            if self._guard is not None:
-                deleted = Doubt()
-                deleted.learn("unknown")  # the client is gone by now, so nobody may say that nothing was changed
-                with deleted:
-                    await self._guard.forget(request.client)
+            deleted = Doubt()
+            deleted.learn("unknown")  # the client is gone by now, so nobody may say that nothing was changed
+            with deleted:
+                for fleet in self._evidence:
+                    await fleet.forget(request.client)
 
-    async def _begin_anew(self, client: ClientScope, applied: Applied) -> None:
-        """Let the evidence of a client that has another state now begin anew; its next labels would do so too."""
-        if self._guard is None or applied.replayed != "none":
+    async def _restart_evidence(self, client: ClientScope, applied: Applied) -> None:
+        """Restart the evidence of a client that has another state now; its next labels would do so too."""
+        if self._fleet is None or applied.replayed != "none":
             return
         with suppress(StateError):
-            stored = await self._store.describe(client, self._bundle.model.content_hash)
+            stored = await self._replies.describe(client)
             if stored is not None:
-                await self._guard.fleet.begin_anew(client, stored.config, applied.life, applied.seq)
-
-    async def _work(self, turn: Turn, work: Callable[[], T]) -> T:
-        return await self._worker.run(work, turn.request.admit)
+                await self._fleet.begin_anew(client, stored.config, applied.life, applied.seq)
 
     def _configured(self, applied: Applied, configuration: str) -> Reply:
         answer = {**self._configurations.describe(configuration), "changed": True}
-        if applied.replayed != "none":  # all there was to answer is known anew
-            return Reply(answer, applied.seq, "reset", True, "stored")
-        return Reply(answer, applied.seq, applied.status, True)
-
-    def _initial(self, configuration: str) -> Adapted:
-        adapter = self._configurations.adapter(configuration)
-        try:
-            require(adapter, self._bundle.model)
-            return Adapted(configuration, adapter.init(self._bundle.model))
-        except ConfigurationError as error:  # the model has no such modules, or not that kind of confusion matrix
-            raise Problem("unavailable_adapter", f"{error}; GET /adapters lists what can be served") from error
-
-    def _enrol(self, configuration: str, examples: Examples) -> Change[Adapted]:
-        adapter = self._configurations.adapter(configuration)
-        if not enrols(adapter):
-            detail = f"adapter {adapter.name!r} takes no labelled images; GET /adapters lists those with `enrols`"
-            raise Problem("enrolment_unsupported", detail)
-        labels = torch.from_numpy(examples.labels)
-        try:
-            state = adapter.init(self._bundle.model, x=self._bundle.prepare(examples.images), labels=labels)
-        except InputError as error:
-            raise Problem("invalid_labels", str(error)) from error
-        if not finite(state):
-            raise Problem("non_finite", "these images make a personal head that is not finite; nothing was changed")
-        answer = {"adapter": adapter.name, "enrolled": len(labels)}
-        return Change(configuration, Adapted(configuration, state), orjson.dumps(answer))
-
-    def _import(self, configuration: str, data: bytes) -> Change[Adapted]:
-        adapter = self._configurations.adapter(configuration)
-        state = imports.read(data, adapter, self._bundle)
-        return Change(configuration, Adapted(configuration, state), orjson.dumps({"adapter": adapter.name}))
+        if applied.replayed != "none":  # all there was to answer is known already
+            return Reply(answer, applied.seq, "reset", committed=True, replayed="stored")
+        return Reply(answer, applied.seq, applied.status, committed=True)
 
     def _same(self, one: str, other: str) -> bool:
         """Whether two configurations are of equal adapters, however many defaults they spell out."""

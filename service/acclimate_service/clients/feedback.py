@@ -1,21 +1,18 @@
 """True labels of answered rows: counted once each, in the client's state, and pooled over all clients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from acclimate_service.clients.replies import Replies
-from acclimate_service.clients.requests import ClientRequest, Reply
+from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
-from acclimate_service.compute.configuration import Configurations
-from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
+from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
 from acclimate_service.guard.evidence import Counts, accuracy, verdict
+from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Decision
-from acclimate_service.guard.record import Label
-from acclimate_service.metrics import Telemetry
-from acclimate_service.state import ClientScope, ClientUnknown
-from acclimate_service.trials.shadows import Guard
+from acclimate_service.metrics import Metrics
+from acclimate_service.state import Batch, ClientScope, ClientUnknown
 
 
 class Feedback:
@@ -29,26 +26,25 @@ class Feedback:
         configurations: Configurations,
         sessions: Sessions,
         replies: Replies,
-        guard: Guard | None,
-        telemetry: Telemetry,
+        fleet: Fleet | None,
+        metrics: Metrics,
     ) -> None:
-        """Take over the collaborators; whoever made them closes them."""
+        """Take over the collaborators; whoever made them closes them. Without a fleet there is nothing to be told."""
         self._configurations = configurations
         self._sessions = sessions
         self._replies = replies
-        self._guard = guard
-        self._telemetry = telemetry
+        self._fleet = fleet
+        self._metrics = metrics
 
-    async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
+    async def tell(self, request: ClientRequest, labels: Batch) -> Reply:
         """Count labels, and let adapters that learn learn; a repeated request does nothing.
 
         Args:
             request: of whom.
-            told: labels of rows that are remembered, which count once each; or images with their labels, whose
-                predictions are made now.
+            labels: of rows that are remembered, which count once each; or images with their labels, whose predictions
+                are made now. `labelling` makes either.
         """
-        guard = self._required()
-        labels = examples_of(told, request.name) if isinstance(told, Examples) else feedback_of(told)
+        fleet = self._required()
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
             if await turn.session.known(turn.request) is None:
@@ -57,46 +53,51 @@ class Feedback:
         reply = await self._replies.of(request.client, applied)
         if applied.answer is None:
             return reply
-        share = dict(reply.answer["told"])
+        share = reply.answer["told"]
         counts, configuration = Counts(*share["counts"]), share["configuration"]
-        guard.shadows.tell(replace(request, life=applied.life), labels, configuration)
         if counts.labelled:
-            await guard.fleet.tell(request.client, configuration, applied.life, applied.seq, share["born"], counts)
+            await fleet.tell(
+                client=request.client,
+                configuration=configuration,
+                life=applied.life,
+                seq=applied.seq,
+                born=share["born"],
+                counts=counts,
+            )
         if applied.replayed == "none":
             for result, number in reply.answer["feedback"].items():
-                self._telemetry.labels.labels(result).inc(number)
+                self._metrics.labels.labels(result).inc(number)
         shown = {name: value for name, value in reply.answer.items() if name != "told"}
-        shown["guard"] = describe(counts, guard.fleet.alpha, guard.fleet.decide(counts, configuration))
-        return Reply(shown, reply.version, reply.status, True, reply.replayed, reply.lost)
+        shown["guard"] = describe(counts, fleet.alpha, fleet.decide(counts, configuration))
+        return replace(reply, answer=shown, configuration=configuration)
 
     async def of_client(self, client: ClientScope, configuration: str) -> Mapping[str, Any] | None:
         """What a client's labels show under its present configuration; None without a guard."""
-        if self._guard is None:
+        fleet = self._fleet
+        if fleet is None:
             return None
-        fleet = self._guard.fleet
         counts = await fleet.own(client, configuration)
         return describe(counts, fleet.alpha, fleet.decide(counts, configuration))
 
-    async def of_all(self) -> Mapping[str, Any]:
-        """What the labels of all clients show, for each configuration that has any."""
-        guard = self._required()
-        fleet, candidates = guard.fleet, guard.shadows.configurations
+    async def of_all(self, challengers: Collection[str]) -> Mapping[str, Any]:
+        """What the labels of all clients show, for each configuration that has any; some of them are challengers."""
+        fleet = self._required()
         pooled = await fleet.pooled()
         rows = [
             {
                 **self._configurations.describe(configuration),
                 "clients": each.clients,
-                "candidate": configuration in candidates,
+                "candidate": configuration in challengers,
                 "guard": describe(each.counts, fleet.alpha),
             }
             for configuration, each in sorted(pooled.items())
         ]
         return {"policy": fleet.policy, "adapters": rows}
 
-    def _required(self) -> Guard:
-        if self._guard is None:
+    def _required(self) -> Fleet:
+        if self._fleet is None:
             raise Problem("guard_off", "ACCLIMATE_GUARD is off: nobody remembers what the rows were predicted as")
-        return self._guard
+        return self._fleet
 
 
 def describe(counts: Counts, alpha: float, decision: Decision | None = None) -> dict[str, Any]:

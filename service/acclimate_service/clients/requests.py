@@ -1,12 +1,20 @@
-"""What callers want of clients, and what they get."""
+"""What callers want of clients, and what they are told of it."""
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import orjson
+
+from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import CommittedField, Problem
-from acclimate_service.state import ClientScope
+from acclimate_service.state import Applied, ClientScope, Description, Looked, StateStore
+
+_TAG: Final = re.compile(r'"v(\d{1,15})"')
+_UNAVAILABLE: Final[Mapping[str, Any]] = {"predictions": [], "signals": {}}
+"""Stands for the answer of an applied batch that is no longer stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,8 @@ class Reply:
         committed: whether this request is part of the client's history.
         replayed: where the answer of a repeated request came from.
         lost: versions that Redis lost, if the state was "rolled_back".
+        life: the existence of the client whose history the request is part of; empty if it is part of none.
+        configuration: of the client, where `life` is given and it is known.
     """
 
     answer: Mapping[str, Any]
@@ -70,8 +80,115 @@ class Reply:
     committed: CommittedField
     replayed: str = "none"
     lost: int = 0
+    life: str = ""
+    configuration: str = ""
 
 
 def too_late() -> Problem:
     """The deadline came before the turn of the request."""
     return Problem("deadline_exceeded", "the deadline passed before the request's turn came; nothing was changed")
+
+
+def etag(version: int) -> str:
+    """The entity tag of a state."""
+    return f'"v{version}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """The header If-Match: versions that may be replaced.
+
+    Args:
+        versions: None accepts any.
+        exists: True accepts only a client that is there.
+    """
+
+    versions: frozenset[int] | None = None
+    exists: bool = False
+
+    @classmethod
+    def parse(cls, header: str | None) -> "Precondition":
+        """Read the header; None when the caller sent none.
+
+        Raises:
+            Problem: `invalid_request`.
+        """
+        if header is None:
+            return cls()
+        if header.strip() == "*":
+            return cls(exists=True)
+        tags = [_TAG.fullmatch(tag.strip()) for tag in header.split(",")]
+        versions = frozenset(int(tag[1]) for tag in tags if tag is not None)
+        if len(tags) != sum(tag is not None for tag in tags):
+            detail = f"If-Match is {header[:40]!r}; it takes the ETag of an exported state, such as {etag(5)}, or *"
+            raise Problem("invalid_request", detail)
+        return cls(versions, exists=True)
+
+    def check(self, version: int) -> None:
+        """Refuse a state of another version; 0 is that of a client nobody has seen.
+
+        Raises:
+            Problem: `precondition_failed`.
+        """
+        if (self.versions is not None and version not in self.versions) or (self.exists and version == 0):
+            found = etag(version) if version else "not there"
+            raise Problem(
+                "precondition_failed", f"the client's state is {found}, not what If-Match names; export it anew"
+            )
+
+
+class Replies:
+    """Makes the replies for the clients of one model.
+
+    Args:
+        store: the states.
+        model: content hash of the model.
+        configurations: the adapters.
+    """
+
+    def __init__(self, store: StateStore, model: str, configurations: Configurations) -> None:
+        self._store = store
+        self._model = model
+        self._configurations = configurations
+
+    async def of(self, client: ClientScope, applied: Applied, configuration: str = "") -> Reply:
+        """The reply to a request that is part of the client's history.
+
+        Raises:
+            StateError: Redis failed; the request is part of the history all the same.
+        """
+        if applied.answer is None:
+            answer = {"adapter": await self.adapter_of(client), **_UNAVAILABLE}
+        else:
+            answer = orjson.loads(applied.answer)
+        return Reply(
+            answer=answer,
+            version=applied.seq,
+            status=_status(answer, applied.status),
+            committed=True,
+            replayed=applied.replayed,
+            lost=applied.lost,
+            life=applied.life,
+            configuration=configuration,
+        )
+
+    def of_look(self, looked: Looked) -> Reply:
+        """The reply to a batch that changes nothing."""
+        answer = orjson.loads(looked.answer)
+        return Reply(answer, looked.seq, _status(answer, looked.status), committed=False)
+
+    async def describe(self, client: ClientScope) -> Description | None:
+        """What is stored of a client, but for the state itself; None if there is none."""
+        return await self._store.describe(client, self._model)
+
+    async def adapter_of(self, client: ClientScope) -> str:
+        """Name of the adapter a client runs, or would begin with."""
+        stored = await self.describe(client)
+        adapter: str = self._configurations.describe(stored.config if stored else "")["adapter"]
+        return adapter
+
+
+def _status(answer: Mapping[str, Any], found: str) -> str:
+    """Where the state was found, unless there is something to be said about the answer itself."""
+    guarded = answer.get("guard", {}).get("answering") == "frozen"
+    return "guarded" if guarded and found != "rolled_back" else found

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from acclimate_service.clients.requests import ClientRequest, too_late
-from acclimate_service.clients.turns import Turns
-from acclimate_service.compute.adapted import Adapted
+from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
+from acclimate_service.metrics import StateMetrics
 from acclimate_service.state import Claims, ClientScope, Request, Session
 from acclimate_service.state.tasks import Tasks
-from acclimate_service.state_metrics import StateMetrics
 
 _log = logging.getLogger(__name__)
-ClientSession: TypeAlias = Session[Adapted]
+ClientSession: TypeAlias = Session[ClientState]
 _OVERHEAD: Final = 8 * 1024
 """Bytes that a session takes beside its tensors, so that states without any are bounded too."""
 _AT_ONCE: Final = 2
@@ -35,6 +34,35 @@ class Turn:
 
     session: ClientSession
     request: Request
+
+
+class Turns:
+    """One holder per key at a time; keys that nobody holds or waits for take no memory."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether somebody holds this key, or waits for it."""
+        return key in self._queues
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Wait for the turn of this key, and keep it for the block."""
+        lock, count = self._queues.get(key, (asyncio.Lock(), 0))
+        self._queues[key] = lock, count + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            _, count = self._queues[key]
+            if count == 1:
+                del self._queues[key]
+            else:
+                self._queues[key] = lock, count - 1
 
 
 class Sessions:

@@ -10,13 +10,12 @@ from typing import Final
 import torch
 
 from acclimate_adapters.compression.coding import sensitivity
-from acclimate_service.compute.adapted import Adapted, pack, unpack
-from acclimate_service.compute.batches import Asked
-from acclimate_service.compute.configuration import Configurations
+from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.client_state import ClientState, pack, unpack
 from acclimate_service.compute.labelling import has_labels, is_light, take_labels
-from acclimate_service.compute.steps import Job, Steps
+from acclimate_service.compute.steps import Job, StepParameters, Steps
 from acclimate_service.compute.worker import Worker
-from acclimate_service.metrics import Telemetry
+from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, Start
 from acclimate_store import Bundle
 from acclimate_store.bundle import PLAIN
@@ -35,7 +34,7 @@ class AdapterMachine:
         bundle: Bundle,
         configurations: Configurations,
         worker: Worker,
-        telemetry: Telemetry,
+        metrics: Metrics,
         background: Executor,
         *,
         exact_above: int,
@@ -44,7 +43,7 @@ class AdapterMachine:
         """Take over the collaborators; whoever made them closes them.
 
         Args:
-            bundle, configurations, worker, telemetry: of the service.
+            bundle, configurations, worker, metrics: of the service.
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
@@ -53,7 +52,7 @@ class AdapterMachine:
         self._bundle = bundle
         self._configurations = configurations
         self._worker = worker
-        self._steps = Steps(bundle, configurations, telemetry)
+        self._steps = Steps(bundle, configurations, metrics)
         self._background = background
         self._exact_above = exact_above
         self._state_budget = state_budget
@@ -63,49 +62,49 @@ class AdapterMachine:
         layout = "" if bundle.layout == PLAIN else f", {bundle.layout}"
         self.engine = f"{bundle.model.device.type} {platform.machine()} {runtimes}{layout}"
 
-    async def initial(self, config: str) -> Adapted:
+    async def initial(self, config: str) -> ClientState:
         """The state of a client that has seen nothing."""
         adapter = self._configurations.adapter(config)
-        return Adapted(config, await asyncio.to_thread(adapter.init, self._bundle.model))
+        return ClientState(config, await asyncio.to_thread(adapter.init, self._bundle.model))
 
-    async def step(self, state: Adapted, batch: Batch, start: Start) -> tuple[Adapted, bytes]:
+    async def step(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         """Take the adapter's step, guarded, once `start` agrees; or take labels in, which are no step."""
         if has_labels(batch):
             return await self._label(state, batch, start)
-        job = Job(state, batch, Asked.decode(batch.parameters))
+        job = Job(state, batch, StepParameters.decode(batch.parameters))
         if state.nbytes <= self._exact_above and self._steps.may_share(job):
             return await self._worker.share(self._steps.take, job, batch.shape[0], start)
         return await self._worker.run(lambda: self._steps.take_one(job), start)
 
-    async def _label(self, state: Adapted, batch: Batch, start: Start) -> tuple[Adapted, bytes]:
+    async def _label(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         adapter = self._configurations.adapter(state.configuration)
         if is_light(batch, adapter):
             await start()
             return take_labels(adapter, self._bundle, state, batch)
         return await self._worker.run(lambda: take_labels(adapter, self._bundle, state, batch), start)
 
-    async def serialise(self, state: Adapted, *, awaited: bool = True) -> bytes:
+    async def serialise(self, state: ClientState, *, awaited: bool = True) -> bytes:
         """The bytes of a state and its record, without the configuration."""
         if self.size(state) <= _QUICK:
             return self._pack(state)
         executor = None if awaited else self._background
         return await asyncio.get_running_loop().run_in_executor(executor, self._pack, state)
 
-    async def deserialise(self, config: str, data: bytes) -> Adapted:
+    async def deserialise(self, config: str, data: bytes) -> ClientState:
         """The state that `serialise` wrote, rounded as the budget of its writer asked for."""
         if len(data) <= _QUICK:
             return unpack(config, data)
         return await asyncio.to_thread(unpack, config, data)
 
-    def size(self, state: Adapted) -> int:
+    def size(self, state: ClientState) -> int:
         """About how many bytes the exact state takes, here in memory and stored without a budget."""
         return state.nbytes
 
-    def adapter(self, state: Adapted) -> str:
+    def adapter(self, state: ClientState) -> str:
         """Name of the adapter that made the state."""
         return state.state.adapter
 
-    def _pack(self, state: Adapted) -> bytes:
+    def _pack(self, state: ClientState) -> bytes:
         return pack(state, self._state_budget, self._weights(state.configuration))
 
     def _weigh(self, configuration: str) -> Mapping[str, float]:

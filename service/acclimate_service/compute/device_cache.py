@@ -4,15 +4,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from acclimate_service.compute.adapted import Adapted
+from acclimate_service.compute.client_state import ClientState
 
 
-def device_bytes(state: Adapted) -> int:
+def device_bytes(state: ClientState) -> int:
     """Bytes of a state that are not in the host's memory."""
     return sum(tensor.nbytes for tensor in state.state.tensors.values() if tensor.device.type != "cpu")
 
 
-def to_host(state: Adapted) -> Adapted:
+def to_host(state: ClientState) -> ClientState:
     """The same state in the host's memory; the next step takes it back to the device. Waits for the device."""
     tensors = {name: tensor.cpu() for name, tensor in state.state.tensors.items()}
     return replace(state, state=replace(state.state, tensors=tensors))
@@ -30,8 +30,8 @@ class DeviceCache:
     def __init__(
         self,
         budget: int,
-        weigh: Callable[[Adapted], int] = device_bytes,
-        move: Callable[[Adapted], Adapted] = to_host,
+        weigh: Callable[[ClientState], int] = device_bytes,
+        move: Callable[[ClientState], ClientState] = to_host,
     ) -> None:
         self.move = move
         self.nbytes = 0
@@ -42,7 +42,7 @@ class DeviceCache:
     def __len__(self) -> int:
         return len(self._there)
 
-    def used(self, client: str, state: Adapted | None) -> list[str]:
+    def used(self, client: str, state: ClientState | None) -> list[str]:
         """Note the state that a client has now, if any, and give the clients whose states have to leave.
 
         They count as gone at once, until they are used again.

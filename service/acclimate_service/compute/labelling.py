@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import Adapter, Labelled, State, guarded_step, learns
 from acclimate_adapters.guard import finite
-from acclimate_service.compute.adapted import Adapted
+from acclimate_service.compute.client_state import ClientState
 from acclimate_service.guard.record import Label, Record, Tally
 from acclimate_service.state import Batch
 from acclimate_store import Bundle
@@ -72,7 +72,7 @@ def is_light(batch: Batch, adapter: Adapter) -> bool:
     )
 
 
-def take_labels(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+def take_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
     """Count the labels of a batch and learn what counted, or remember its pairs; the answer says what became of labels.
 
     Args:
@@ -87,14 +87,14 @@ def take_labels(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) 
     return take(adapter, bundle, state, batch)
 
 
-def _take_pairs(state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+def _take_pairs(state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
     """What was answered stands for the frozen prediction, and what the candidate would have for the adapted one."""
     request_id, given, would = orjson.loads(bytes(batch.data))
     record = (state.record or Record()).append(request_id, given, would, answering="frozen")
     return replace(state, record=record), b"{}"
 
 
-def _take_rows(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
     """Labels of rows that were predicted before, and whose images are gone."""
     before = state.record or Record()
     record, tally = before.tell([Label(*each) for each in orjson.loads(bytes(batch.data))])
@@ -104,7 +104,7 @@ def _take_rows(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -
     return after, _answer(after, record, tally)
 
 
-def _take_examples(adapter: Adapter, bundle: Bundle, state: Adapted, batch: Batch) -> tuple[Adapted, bytes]:
+def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
     """Labels of images: both predictions are made now, from the state before it learns what the images are."""
     request_id, labels = orjson.loads(batch.parameters.removeprefix(_EXAMPLES))
     model = bundle.model
@@ -126,6 +126,6 @@ def _learned(adapter: Adapter, bundle: Bundle, state: State, rows: Callable[[], 
     return learned if finite(learned) else state
 
 
-def _answer(state: Adapted, record: Record, tally: Tally) -> bytes:
+def _answer(state: ClientState, record: Record, tally: Tally) -> bytes:
     told = {"counts": astuple(record.counts), "born": record.born.hex(), "configuration": state.configuration}
     return orjson.dumps({"adapter": state.state.adapter, "feedback": asdict(tally), "told": told})

@@ -1,69 +1,109 @@
 """Steps as the thread takes them that runs torch: several clients' batches in, their new states and answers out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import orjson
+from numpy.typing import NDArray
+from torch import Tensor
 
 from acclimate_adapters import ConfigurationError, Step
 from acclimate_adapters.merged import Work, attempt, guarded_steps, in_torch, mergeable
-from acclimate_service.compute import answers
-from acclimate_service.compute.adapted import Adapted
-from acclimate_service.compute.batches import Asked
-from acclimate_service.compute.configuration import Configurations
-from acclimate_service.compute.threads import one_thread
+from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.client_state import ClientState
+from acclimate_service.compute.process import one_thread
+from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import Decision, by_own
 from acclimate_service.guard.record import Record
-from acclimate_service.metrics import Telemetry
+from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch
 from acclimate_store import Bundle
 
-Done: TypeAlias = tuple[Adapted, bytes]
 _ADAPTED: Final = Decision("adapted", "fleet_not_behind")
 
 
-class Job(NamedTuple):
-    """A client's state, the batch to be folded into it, and what is asked of the batch."""
+@dataclass(frozen=True, slots=True)
+class StepParameters:
+    """All that decides a step and its answer beside state and images.
 
-    state: Adapted
+    Args:
+        probabilities: whether the answer is to hold the posterior of every image.
+        request_id: by which the rows are remembered; empty if they are not.
+        against: configurations whose clients are to be answered unadapted, for what reason; a client's own evidence
+            comes first.
+        alpha: of the test of that evidence.
+    """
+
+    probabilities: bool = False
+    request_id: str = ""
+    against: Mapping[str, Decision] = field(default_factory=dict)
+    alpha: float = ALPHA
+
+    def encode(self) -> bytes:
+        """As it is kept in a journal."""
+        against = {name: decision.because for name, decision in self.against.items()}
+        return orjson.dumps([self.probabilities, self.request_id, against, self.alpha])
+
+    @classmethod
+    def decode(cls, data: bytes) -> "StepParameters":
+        """What `encode` wrote."""
+        probabilities, request_id, against, alpha = orjson.loads(data)
+        decisions = {name: Decision("frozen", because) for name, because in against.items()}
+        return cls(probabilities, request_id, decisions, alpha)
+
+
+def image_batch(images: NDArray[Any], parameters: StepParameters | None = None) -> Batch:
+    """A batch of images as a journal keeps it.
+
+    Args:
+        images: [B, C, H, W], uint8 or float32, before normalisation.
+        parameters: what else decides the step; by default, what nobody asked for is left out.
+    """
+    content = np.ascontiguousarray(images)
+    return Batch(content.dtype.name, content.shape, content.data, (parameters or StepParameters()).encode())
+
+
+class Job(NamedTuple):
+    """A client's state, the batch to be folded into it, and what else decides the step."""
+
+    state: ClientState
     batch: Batch
-    asked: Asked
+    parameters: StepParameters
+
+
+Done: TypeAlias = tuple[ClientState, bytes]
 
 
 class Steps:
     """Takes guarded steps, and says what the guard by labels makes of them."""
 
-    def __init__(self, bundle: Bundle, configurations: Configurations, telemetry: Telemetry) -> None:
+    def __init__(self, bundle: Bundle, configurations: Configurations, metrics: Metrics) -> None:
         self._bundle = bundle
         self._configurations = configurations
-        self._telemetry = telemetry
+        self._metrics = metrics
 
     def may_share(self, job: Job) -> bool:
         """Whether the step can share its passes of the network with others."""
         try:
             adapter = self._configurations.adapter(job.state.configuration)
-        except ConfigurationError:  # raised anew, and dealt with, when the step is taken
+        except ConfigurationError:  # raised again, and dealt with, when the step is taken
             return False
         return mergeable(adapter, self._bundle.model)
 
-    def _in_torch(self, jobs: Sequence[Job]) -> bool:
-        """Whether torch runs the network in the step of a job."""
-        model, passes = self._bundle.model, self._bundle.passes
-        adapters = [attempt(partial(self._configurations.adapter, job.state.configuration)) for job in jobs]
-        return any(not isinstance(each, Exception) and in_torch(each, model, passes) for each in adapters)
-
     def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
         """The new state and the answer of each job, or what went wrong with it alone."""
-        with self._telemetry.step_seconds.time(), nullcontext() if self._in_torch(jobs) else one_thread():
+        with self._metrics.step_seconds.time(), nullcontext() if self._in_torch(jobs) else one_thread():
             works = [attempt(partial(self._work, job)) for job in jobs]
             sound = [work for work in works if isinstance(work, Work)]
             steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes))
             outcomes = [next(steps) if isinstance(work, Work) else work for work in works]
             done = [self._done(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
-        self._telemetry.step_batches.observe(len(jobs))
-        self._telemetry.step_rows.observe(sum(job.batch.shape[0] for job in jobs))
+        self._metrics.step_batches.observe(len(jobs))
+        self._metrics.step_rows.observe(sum(job.batch.shape[0] for job in jobs))
         return done
 
     def take_one(self, job: Job) -> Done:
@@ -73,28 +113,76 @@ class Steps:
             raise done
         return done
 
+    def _in_torch(self, jobs: Sequence[Job]) -> bool:
+        """Whether torch runs the network in the step of a job."""
+        model, passes = self._bundle.model, self._bundle.passes
+        adapters = [attempt(partial(self._configurations.adapter, job.state.configuration)) for job in jobs]
+        return any(not isinstance(each, Exception) and in_torch(each, model, passes) for each in adapters)
+
     def _work(self, job: Job) -> Work:
         batch = job.batch
         x = self._bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
         adapter = self._configurations.adapter(job.state.configuration)
-        return Work(adapter, job.state.state, x, compare=bool(job.asked.request_id))
+        return Work(adapter, job.state.state, x, compare=bool(job.parameters.request_id))
 
     def _done(self, job: Job, outcome: Step | Exception) -> Done | Exception:
         return attempt(partial(self._answer, job, outcome)) if isinstance(outcome, Step) else outcome
 
     def _answer(self, job: Job, step: Step) -> Done:
-        state, batch, asked = job
-        classes = self._bundle.manifest.classes
-        if step.frozen_logits is None or not asked.request_id:
-            answer = answers.encode(step, step.logits, classes, asked.probabilities, batch.skipped)
-            return Adapted(state.configuration, step.state), answer
+        state, batch, parameters = job
+        answer = partial(_encode, step, self._bundle.manifest.classes, parameters, batch.skipped)
+        if step.frozen_logits is None or not parameters.request_id:
+            return ClientState(state.configuration, step.state), answer(step.logits)
         before = state.record or Record()
-        decision = by_own(before.counts, asked.alpha) or asked.against.get(state.configuration, _ADAPTED)
-        classes_of = (logits.argmax(dim=-1).tolist() for logits in (step.frozen_logits, step.logits))
-        record = before.append(asked.request_id, *classes_of, answering=decision.answer)
+        decision = by_own(before.counts, parameters.alpha) or parameters.against.get(state.configuration, _ADAPTED)
+        frozen, adapted = (logits.argmax(dim=-1).tolist() for logits in (step.frozen_logits, step.logits))
+        record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer)
         given = step.frozen_logits if decision.answer == "frozen" else step.logits
-        answer = answers.encode(
-            *(step, given, classes, asked.probabilities, batch.skipped, asked.request_id, decision),
-            switched=decision.answer != before.answering,
-        )
-        return Adapted(state.configuration, step.state, record), answer
+        guard = _guard(decision, switched=decision.answer != before.answering)
+        return ClientState(state.configuration, step.state, record), answer(given, guard, parameters.request_id)
+
+
+def _encode(
+    step: Step,
+    classes: Sequence[str],
+    parameters: StepParameters,
+    skipped_batches: int,
+    logits: Tensor,
+    guard: Mapping[str, Any] | None = None,
+    request_id: str = "",
+) -> bytes:
+    """The part of a reply that a repeat must get again: adapter, predictions [B], probabilities [B, K], and signals.
+
+    Args:
+        step: the adapter's step.
+        classes: their names.
+        parameters: whether to give the whole posterior.
+        skipped_batches: missing in a numbered stream; one more signal, where there are any.
+        logits: [B, K], of the prediction that is given: the step's own, or that of the frozen model.
+        guard: why it is that one, where that is to be said.
+        request_id: by which the rows can be told their labels; left out if they are not remembered.
+    """
+    probabilities = logits.double().softmax(dim=-1).cpu()
+    confidence, index = probabilities.max(dim=-1)
+    answer: dict[str, Any] = {
+        "adapter": step.state.adapter,
+        "predictions": [
+            {"index": i, "label": classes[i], "probability": p}
+            for i, p in zip(index.tolist(), confidence.tolist(), strict=True)
+        ],
+        "signals": {**step.signals, **({"skipped_batches": skipped_batches} if skipped_batches else {})},
+    }
+    if parameters.probabilities:
+        answer["probabilities"] = probabilities.tolist()
+    if request_id:
+        answer["request_id"] = request_id
+    if guard:
+        answer["guard"] = guard
+    return orjson.dumps(answer)
+
+
+def _guard(decision: Decision, *, switched: bool) -> Mapping[str, Any] | None:
+    """What is said of a decision: nothing, if the adapted prediction is given as it was before."""
+    if decision.answer == "adapted" and not switched:
+        return None
+    return {"answering": decision.answer, "because": decision.because, "switched": switched}

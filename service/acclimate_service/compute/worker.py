@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from acclimate_service.compute.threads import take_threads
+from acclimate_service.compute.process import take_threads
 
 T = TypeVar("T")
 W = TypeVar("W")

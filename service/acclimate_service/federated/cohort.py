@@ -26,8 +26,8 @@ from acclimate_adapters.methods.fed_ade.client import FedAde
 from acclimate_adapters.methods.fed_ade.rounds import Update, aggregate, finish, initial_shared, local_update
 from acclimate_service.clients.requests import ClientRequest
 from acclimate_service.clients.sessions import Sessions, Turn
-from acclimate_service.compute.adapted import Adapted
-from acclimate_service.compute.configuration import Configurations
+from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.worker import Worker
 from acclimate_service.errors import Problem
 from acclimate_service.federated.cohorts import Cohort, Cohorts, Layers
@@ -154,7 +154,7 @@ class Rounds:
                 participants.append(client)
         return mean, participants
 
-    def _fold(self, mean: Update | None, present: Present[Adapted], before: Shared, r: int) -> Update:
+    def _fold(self, mean: Update | None, present: Present[ClientState], before: Shared, r: int) -> Update:
         try:
             update = local_update(self._member(present), self._model, present.state.state, before, r)
             known = () if mean is None else (mean,)
@@ -183,9 +183,9 @@ class Rounds:
         return Round(cohort.version, finished)
 
     async def _finished(
-        self, turn: Turn, r: int, before: Shared, after: Shared, present: Present[Adapted]
-    ) -> Change[Adapted]:
-        def work() -> Change[Adapted]:
+        self, turn: Turn, r: int, before: Shared, after: Shared, present: Present[ClientState]
+    ) -> Change[ClientState]:
+        def work() -> Change[ClientState]:
             adapter = self._member(present)
             try:
                 update = local_update(adapter, self._model, present.state.state, before, r)
@@ -197,7 +197,7 @@ class Rounds:
 
         return await self._worker.run(work, turn.request.admit)
 
-    async def _present(self, client: str) -> Present[Adapted]:
+    async def _present(self, client: str) -> Present[ClientState]:
         try:
             async with self._sessions.turn(self._request(client)) as turn:
                 return await turn.session.present()
@@ -209,7 +209,7 @@ class Rounds:
         rid = random_rid() if key is None else scope.rid(key)
         return ClientRequest(scope, rid, "round", time.monotonic() + _PATIENCE_S, _never)
 
-    def _member(self, present: Present[Adapted]) -> FedAde:
+    def _member(self, present: Present[ClientState]) -> FedAde:
         """The adapter of a client that takes part: it is there, and has a batch to adapt to."""
         adapter = self._configurations.adapter(present.config)
         if isinstance(adapter, FedAde) and adapter.layers == "all" and present.state.state.step > 0:

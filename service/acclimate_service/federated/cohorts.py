@@ -145,8 +145,15 @@ class Cohorts:
         keys = (self._key("c"), self._at(cohort.previous), self._at(cohort.layers), self._at(layers))
         basis_sid = cohort.layers.snapshot.sid if cohort.layers else ""
         args: tuple[Argument, ...] = (
-            *(cohort.tag, tag, basis_sid, layers.snapshot.sid, layers.snapshot.chunks, layers.length, layers.digest),
-            *(orjson.dumps(list(participants)), self._limits.state_ttl_ms),
+            cohort.tag,
+            tag,
+            basis_sid,
+            layers.snapshot.sid,
+            layers.snapshot.chunks,
+            layers.length,
+            layers.digest,
+            orjson.dumps(list(participants)),
+            self._limits.state_ttl_ms,
         )
         reply = await self._wire.run(COHORT_FLIP, keys, args)
         if reply.rows[0] != b"OK":

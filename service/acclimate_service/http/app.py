@@ -18,5 +18,5 @@ def create_app(service: Service) -> FastAPI:
         routes=make_router(service).routes,
     )
     problems.install(app)
-    app.add_middleware(RequestMiddleware, telemetry=service.telemetry, draining=lambda: service.draining)
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, draining=lambda: service.draining)
     return app

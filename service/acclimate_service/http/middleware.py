@@ -9,16 +9,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acclimate_service.http import problems
 from acclimate_service.http.identity import request_id
-from acclimate_service.metrics import Telemetry
+from acclimate_service.metrics import Metrics
 
 
 class RequestMiddleware:
     """Pure ASGI, so that the handlers below still see when a caller disconnects."""
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry, draining: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, draining: Callable[[], bool]) -> None:
         """While `draining`, every reply ends its connection, so that balancers do not send into one that is closed."""
         self._app = app
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,5 +49,5 @@ class RequestMiddleware:
             await reply(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
-            self._telemetry.requests.labels(route, str(status or 500)).inc()
-            self._telemetry.request_seconds.labels(route).observe(time.perf_counter() - began)
+            self._metrics.requests.labels(route, str(status or 500)).inc()
+            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - began)

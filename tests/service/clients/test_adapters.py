@@ -8,7 +8,7 @@ import pytest
 
 from acclimate_adapters import ADAPTERS, create
 from acclimate_client.errors import InvalidConfigurationError, KeyReusedError, UnavailableAdapterError
-from acclimate_service.clients.offers import CHAINS, summary
+from acclimate_service.compute.adapters import CHAINS, summary
 
 NAMES = sorted(set(ADAPTERS) - {"gated", "failing"})
 CHOICES = [

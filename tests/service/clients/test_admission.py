@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
-from acclimate_service.clients.admission import Admission
+from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.errors import Problem
 
 
@@ -20,7 +20,7 @@ def take(admission, held, client, wanted=1000):
 
 @pytest.mark.parametrize("floods", [1, 2, 3, 7])
 def test_floods_share_the_places_and_leave_some_to_others(floods):
-    admission = Admission(256, "batches", few=8)
+    admission = DynamicThreshold(256, "batches", few=8)
     with ExitStack() as held:
         for _ in range(256):  # in turn
             for flood in range(floods):
@@ -32,12 +32,12 @@ def test_floods_share_the_places_and_leave_some_to_others(floods):
 
 def test_the_only_client_gets_half_of_many_places_and_all_of_a_few():
     with ExitStack() as held:
-        assert take(Admission(256, "batches", few=8), held, "cam") == 128
-        assert take(Admission(8, "batches", few=8), held, "cam") == 8
+        assert take(DynamicThreshold(256, "batches", few=8), held, "cam") == 128
+        assert take(DynamicThreshold(8, "batches", few=8), held, "cam") == 8
 
 
 def test_places_that_are_given_back_are_free_again_and_leave_nothing_behind():
-    admission = Admission(1, "batches", few=8)
+    admission = DynamicThreshold(1, "batches", few=8)
     for client in ("a", "b", "a"):
         with admission.hold(client), pytest.raises(Problem, match="1 batches are waiting already"), admission.hold("c"):
             pass

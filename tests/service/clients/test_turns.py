@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from acclimate_service.clients.turns import Turns
+from acclimate_service.clients.sessions import Turns
 
 
 async def test_turns_of_one_key_come_one_at_a_time_in_order():

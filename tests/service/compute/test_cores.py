@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate_service.compute.cores import available_cores
+from acclimate_service.compute.process import available_cores
 
 MASK = len(os.sched_getaffinity(0))
 

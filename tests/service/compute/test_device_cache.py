@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from acclimate_adapters import State
-from acclimate_service.compute.adapted import Adapted
+from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache, device_bytes, to_host
 
 MB = 2**20
@@ -16,7 +16,7 @@ MB = 2**20
 
 def adapted(*sizes, device="meta"):
     tensors = {str(n): torch.empty(size, dtype=torch.uint8, device=device) for n, size in enumerate(sizes)}
-    return Adapted("{}", State("atp", 1, "0" * 16, tensors=tensors))
+    return ClientState("{}", State("atp", 1, "0" * 16, tensors=tensors))
 
 
 def test_only_what_is_on_the_device_is_weighed():

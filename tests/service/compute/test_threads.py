@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import Pass
-from acclimate_service.compute.adapted import Adapted
-from acclimate_service.compute.batches import Asked, batch_of
-from acclimate_service.compute.configuration import Configurations
-from acclimate_service.compute.steps import Job, Steps
-from acclimate_service.compute.threads import background, one_thread, pool, take_threads
-from acclimate_service.metrics import Telemetry
+from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.client_state import ClientState
+from acclimate_service.compute.process import background, one_thread, pool, take_threads
+from acclimate_service.compute.steps import Job, StepParameters, Steps, image_batch
+from acclimate_service.metrics import Metrics
 from acclimate_service.service import open_service
 from acclimate_service.settings import Settings
 from acclimate_store import Bundle, Catalogue
@@ -87,11 +86,11 @@ def test_a_step_takes_one_thread_where_the_network_runs_elsewhere(name, threads)
 
     model = bundle.model.with_runtime(elsewhere)
     configurations = Configurations(name, {})
-    steps = Steps(Bundle(bundle.manifest, model, "elsewhere"), configurations, Telemetry())
+    steps = Steps(Bundle(bundle.manifest, model, "elsewhere"), configurations, Metrics())
     adapter = configurations.adapter(configurations.default)
-    state = Adapted(configurations.default, adapter.init(model))
+    state = ClientState(configurations.default, adapter.init(model))
     images = np.zeros((3, *bundle.manifest.input.shape), np.uint8)
-    steps.take_one(Job(state, batch_of(images), Asked(request_id="r")))
+    steps.take_one(Job(state, image_batch(images), StepParameters(request_id="r")))
     assert set(seen) <= {threads}
     assert torch.get_num_threads() == 2
     if threads == 1:

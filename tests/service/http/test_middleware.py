@@ -7,10 +7,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from acclimate_service.http.middleware import RequestMiddleware
-from acclimate_service.metrics import Telemetry
+from acclimate_service.metrics import Metrics
 
 
-async def call(app, telemetry, headers=(), path="/x"):
+async def call(app, metrics, headers=(), path="/x"):
     """Status, headers and body of one request."""
     sent = []
 
@@ -21,41 +21,41 @@ async def call(app, telemetry, headers=(), path="/x"):
         sent.append(message)
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": list(headers), "query_string": b""}
-    await RequestMiddleware(app, telemetry, lambda: False)(scope, receive, send)
+    await RequestMiddleware(app, metrics, lambda: False)(scope, receive, send)
     start, *bodies = sent
     return start["status"], dict(start["headers"]), b"".join(body["body"] for body in bodies)
 
 
 @pytest.fixture
-def telemetry():
-    return Telemetry()
+def metrics():
+    return Metrics()
 
 
-def counted(telemetry, route, status):
-    return telemetry.registry.get_sample_value("acclimate_requests_total", {"route": route, "status": status})
+def counted(metrics, route, status):
+    return metrics.registry.get_sample_value("acclimate_requests_total", {"route": route, "status": status})
 
 
-async def test_a_reply_carries_the_request_id_of_the_caller(telemetry):
-    _, headers, _ = await call(PlainTextResponse("ok"), telemetry, [(b"x-request-id", b"trace-1")])
+async def test_a_reply_carries_the_request_id_of_the_caller(metrics):
+    _, headers, _ = await call(PlainTextResponse("ok"), metrics, [(b"x-request-id", b"trace-1")])
     assert headers[b"x-request-id"] == b"trace-1"
 
 
 @pytest.mark.parametrize("bad", [b"a b", b"x" * 129, b"", b"a\nb", "é".encode("latin-1"), b"a/b"])
-async def test_an_unsound_request_id_is_replaced(telemetry, bad):
-    _, headers, _ = await call(PlainTextResponse("ok"), telemetry, [(b"x-request-id", bad)])
+async def test_an_unsound_request_id_is_replaced(metrics, bad):
+    _, headers, _ = await call(PlainTextResponse("ok"), metrics, [(b"x-request-id", bad)])
     assert len(headers[b"x-request-id"]) == 32
 
 
-async def test_every_request_gets_an_id_of_its_own(telemetry):
-    ids = {(await call(PlainTextResponse("ok"), telemetry))[1][b"x-request-id"] for _ in range(3)}
+async def test_every_request_gets_an_id_of_its_own(metrics):
+    ids = {(await call(PlainTextResponse("ok"), metrics))[1][b"x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
 
-async def test_a_failure_becomes_a_problem_with_the_request_id_and_is_logged(telemetry, caplog):
+async def test_a_failure_becomes_a_problem_with_the_request_id_and_is_logged(metrics, caplog):
     async def fail(scope, receive, send):
         raise ZeroDivisionError("a secret of the house")
 
-    status, headers, body = await call(fail, telemetry, [(b"x-request-id", b"trace-2")])
+    status, headers, body = await call(fail, metrics, [(b"x-request-id", b"trace-2")])
     assert status == 500
     assert headers[b"x-request-id"] == b"trace-2"
     problem = json.loads(body)
@@ -64,33 +64,33 @@ async def test_a_failure_becomes_a_problem_with_the_request_id_and_is_logged(tel
     assert b"secret" not in body
     assert "request trace-2 failed" in caplog.text
     assert "a secret of the house" in caplog.text
-    assert counted(telemetry, "unknown", "500") == 1
+    assert counted(metrics, "unknown", "500") == 1
 
 
-async def test_a_failure_after_the_reply_began_is_not_answered_twice(telemetry):
+async def test_a_failure_after_the_reply_began_is_not_answered_twice(metrics):
     async def fail_late(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await call(fail_late, telemetry)
+        await call(fail_late, metrics)
 
 
-async def test_requests_are_counted_by_the_pattern_of_their_route(telemetry):
+async def test_requests_are_counted_by_the_pattern_of_their_route(metrics):
     async def routed(scope, receive, send):
         scope["route"] = Route("/clients/{client_id}", PlainTextResponse("ok"))
         await PlainTextResponse("ok", 201)(scope, receive, send)
 
-    await call(routed, telemetry, path="/clients/cam-7")
-    assert counted(telemetry, "/clients/{client_id}", "201") == 1
-    assert b"cam-7" not in telemetry.render()
+    await call(routed, metrics, path="/clients/cam-7")
+    assert counted(metrics, "/clients/{client_id}", "201") == 1
+    assert b"cam-7" not in metrics.render()
 
 
-async def test_other_protocols_pass_untouched(telemetry):
+async def test_other_protocols_pass_untouched(metrics):
     seen = []
 
     async def app(scope, receive, send):
         seen.append(scope)
 
-    await RequestMiddleware(app, telemetry, lambda: False)({"type": "lifespan"}, None, None)
+    await RequestMiddleware(app, metrics, lambda: False)({"type": "lifespan"}, None, None)
     assert seen == [{"type": "lifespan"}]

@@ -9,14 +9,14 @@ import pytest
 from acclimate_client import LabelledRow
 from acclimate_service.cli import main
 from acclimate_service.settings import SettingsError
-from acclimate_service.trials.shadows import scope_of
+from acclimate_service.trials.challengers import scope_of
 
 
 def settle(replica):
     """Wait until the candidates have done what they were given."""
-    shadows = replica.service.engine._guard.shadows
+    challengers = replica.service.challengers
     deadline = time.monotonic() + 20
-    while shadows._waiting:
+    while challengers._waiting:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -63,7 +63,7 @@ def test_a_delete_takes_the_candidates_states_too(trying, stream):
         sdk.predict("cam", stream(0, 1)[0])
         settle(trying)
         model = trying.service.bundle.model.content_hash
-        scopes = [scope_of(model, name) for name in trying.service.engine._guard.shadows.configurations]
+        scopes = [scope_of(model, name) for name in trying.service.challengers.configurations]
         heads = [key for key in trying.keys("cam") if any(scope.encode() in key for scope in scopes)]
         assert len(heads) == 2
         sdk.delete("cam")
@@ -73,7 +73,7 @@ def test_a_delete_takes_the_candidates_states_too(trying, stream):
 @contextmanager
 def held_up(replica, client):
     """The candidates get no turn of this client before the end of the block."""
-    with replica.at_work(client, *replica.service.engine._guard.shadows._sessions()):
+    with replica.at_work(client, *replica.service.challengers.sessions):
         yield
     settle(replica)
 
@@ -113,7 +113,7 @@ def test_candidates_see_no_more_than_their_share(make_replica, stream):
         for number in range(60):
             sdk.predict(f"cam-{number}", images)
             settle(replica)
-    (name,) = replica.service.engine._guard.shadows.configurations
+    (name,) = replica.service.challengers.configurations
     scope = scope_of(replica.service.bundle.model.content_hash, name)
     assert 3 <= len(replica.redis.keys(f"*:{scope}:h")) <= 25
 

@@ -41,9 +41,9 @@ def switching(make_replica, monkeypatch):
 
 
 def settle(replica):
-    shadows = replica.service.engine._guard.shadows
+    challengers = replica.service.challengers
     deadline = time.monotonic() + 20
-    while shadows._waiting:
+    while challengers._waiting:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -59,8 +59,13 @@ def labelled_batch(sdk, replica, serial, client, images, shift):
     return prediction
 
 
+def trial_of(replica):
+    (challenger,) = replica.service.challengers._challengers
+    return challenger.trial
+
+
 def heard(replica):
-    replica.run(replica.service.engine._guard.duels._beginnings.evidence.pooled())
+    replica.run(trial_of(replica).evidence.pooled())
 
 
 def test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with(switching, serial, stream):
@@ -109,7 +114,7 @@ def test_nobody_is_switched_unless_the_operator_asks_for_it(switching, serial, s
         for images in stream(0, 3):
             assert labelled_batch(sdk, replica, serial, "cam", images, 1).adapter == "none"
         assert sdk.predict("new", images).adapter == "none"
-    assert replica.service.engine._guard.duels is None
+    assert trial_of(replica) is None
 
 
 def test_a_client_that_was_given_the_default_again_is_not_moved_twice(switching, serial, stream):
@@ -125,15 +130,15 @@ def test_a_client_that_was_given_the_default_again_is_not_moved_twice(switching,
 def test_a_client_that_is_configured_while_it_is_moved_keeps_what_it_was_given(switching, serial, stream):
     replica = switching()
     other = switching(redis_url=replica.service.settings.redis_url)
-    duels = replica.service.engine._guard.duels
+    trial = trial_of(replica)
     with replica.sdk() as sdk, other.sdk() as elsewhere:
-        initial = duels._initial
+        initial = trial.initial
 
         async def meanwhile(configuration):
             await asyncio.to_thread(elsewhere.configure, "cam", "em")
             return await initial(configuration)
 
-        duels._initial = meanwhile
+        trial.initial = meanwhile
         labelled_batch(sdk, replica, serial, "cam", stream(0, 1)[0], 1)
         assert sdk.get("cam").adapter == "em"
     assert replica.metric('acclimate_adapter_switches_total{because="own",to="contrary"}') == 0

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from acclimate_adapters import ADAPTERS
-from acclimate_service.clients.offers import Offer, offers
+from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
 from acclimate_service.http.context import json, model_of
 from acclimate_service.service import Service
 from acclimate_store import Bundle
@@ -14,7 +14,7 @@ from acclimate_store import Bundle
 
 def add_routes(router: APIRouter, service: Service) -> None:
     """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs."""
-    offered = offers(service.bundle.model)
+    offered = available_adapters(service.bundle.model)
     model_list = json({"models": [_describe_model(service.bundle, offered)]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
@@ -32,7 +32,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
     async def probe() -> str | None:
         """Why batches cannot be answered now, if so; kept as a metric."""
         reason = await service.obstacle()
-        service.telemetry.ready.set(reason is None)
+        service.metrics.ready.set(reason is None)
         return reason
 
     async def live() -> Response:
@@ -48,7 +48,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         """Metrics in Prometheus' text format."""
         await probe()
         service.measure()
-        return Response(service.telemetry.render(), media_type="text/plain; version=0.0.4")
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
     routes = {
         "/models": models,
@@ -61,7 +61,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         router.add_api_route(path, handler, methods=["GET"])
 
 
-def _describe_model(bundle: Bundle, offered: tuple[Offer, ...]) -> dict[str, Any]:
+def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...]) -> dict[str, Any]:
     manifest = bundle.manifest
     return {
         "name": manifest.name,
@@ -76,7 +76,7 @@ def _describe_model(bundle: Bundle, offered: tuple[Offer, ...]) -> dict[str, Any
     }
 
 
-def _describe_adapter(offer: Offer) -> dict[str, Any]:
+def _describe_adapter(offer: AvailableAdapter) -> dict[str, Any]:
     return {
         "name": offer.name,
         "description": offer.description,
@@ -86,5 +86,5 @@ def _describe_adapter(offer: Offer) -> dict[str, Any]:
     }
 
 
-def _availability(offer: Offer) -> dict[str, Any]:
+def _availability(offer: AvailableAdapter) -> dict[str, Any]:
     return {"available": not offer.missing, "missing": list(offer.missing)}

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from acclimate_adapters import ConfigurationError, create
-from acclimate_service.clients.imports import Precondition, etag
-from acclimate_service.compute.configuration import canonical
+from acclimate_service.clients.requests import Precondition, etag
+from acclimate_service.compute.adapters import canonical
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import RequestContext, json, model_of
 from acclimate_service.http.identity import client_scope
@@ -84,7 +84,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             raise Problem("unsupported_media_type", f"a state is sent as {_STATE_TYPE}")
         precondition = Precondition.parse(request.headers.get("if-match"))
         context = RequestContext(service, request, client_id)
-        with service.engine.admission(client_id):
+        with service.admission.batch(client_id):
             limit = service.settings.max_state_bytes
             wanted, data = await context.take(limit, lambda body: (body, (b"import", body)))
             return context.reply(await service.clients.import_state(wanted, data, precondition))

@@ -61,15 +61,16 @@ def add_routes(router: APIRouter, service: Service) -> None:
             mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
             return labels, (b"feedback", mark)
 
-        with service.engine.admission(client_id):
+        with service.admission.batch(client_id):
             wanted, told = await context.take(limit, parse)
-            return context.reply(await service.feedback.tell(wanted, told))
+            return context.reply(await service.tell(wanted, told))
 
     async def evidence(model: str) -> Response:
         """What the labels of all clients show of each adapter."""
         if model != service.bundle.manifest.name:
             raise Problem("not_found", f"this service serves {service.bundle.manifest.name!r} alone; see GET /models")
-        return json({"model": model_of(service), **await service.feedback.of_all()})
+        challengers = service.challengers.configurations if service.challengers else ()
+        return json({"model": model_of(service), **await service.feedback.of_all(challengers)})
 
     router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/models/{model}/adapters", evidence, methods=["GET"])

@@ -16,7 +16,7 @@ _RECORD_LENGTH: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class ClientState:
     """A client's state, the configuration of the adapter that goes on with it, and the record that the guard keeps."""
 
     configuration: str
@@ -30,7 +30,7 @@ class Adapted:
         return self.state.nbytes + record + _HEADER_BYTES + _TENSOR_BYTES * len(self.state.tensors)
 
 
-def pack(state: Adapted, budget: float, weights: Mapping[str, float]) -> bytes:
+def pack(state: ClientState, budget: float, weights: Mapping[str, float]) -> bytes:
     """The bytes of a state and its record, without the configuration; budget and weights as in `coding.encode`."""
     data = encode(state.state, budget, weights)
     if state.record is None:
@@ -39,11 +39,11 @@ def pack(state: Adapted, budget: float, weights: Mapping[str, float]) -> bytes:
     return b"".join((_RECORD_MAGIC, _RECORD_LENGTH.pack(len(record)), record, data))
 
 
-def unpack(config: str, data: bytes) -> Adapted:
+def unpack(configuration: str, data: bytes) -> ClientState:
     """The state that `pack` wrote, to go on under this configuration."""
     if not data.startswith(_RECORD_MAGIC):  # safetensors begin with a length far below it
-        return Adapted(config, decode(data))
+        return ClientState(configuration, decode(data))
     start = len(_RECORD_MAGIC) + _RECORD_LENGTH.size
     (length,) = _RECORD_LENGTH.unpack_from(data, len(_RECORD_MAGIC))
     end = start + length
-    return Adapted(config, decode(data[end:]), Record.from_bytes(data[start:end]))
+    return ClientState(configuration, decode(data[end:]), Record.from_bytes(data[start:end]))

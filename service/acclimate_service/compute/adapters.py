@@ -1,0 +1,101 @@
+"""Which adapters a model can be served with, and which one a client runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+
+from acclimate_adapters import ADAPTERS, Adapter, FrozenModel, create, enrols, missing, schema
+
+CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
+"""The chains that the benchmark compares; any other one that makes sense is served too."""
+_KEPT: Final = 256
+"""Adapters in memory; making one takes microseconds, so a rare one may be made again."""
+
+
+class Configurations:
+    """Adapters by their stored configuration: adapter name and hyper-parameters as canonical JSON.
+
+    A client keeps the adapter it began with, even when the service's default changes, until it is configured again.
+    """
+
+    def __init__(self, adapter: str, hyperparameters: Mapping[str, Any]) -> None:
+        """Take the configuration of clients that have none; raises ConfigurationError when it is wrong."""
+        self.default = canonical(adapter, hyperparameters)
+        self._create = lru_cache(_KEPT)(_create)  # clients choose the hyper-parameters: there is no end of them
+        self.adapter(self.default)
+
+    def adapter(self, configuration: str) -> Adapter:
+        """The adapter of a stored configuration; an empty one means the default.
+
+        Raises:
+            ConfigurationError: this version of the service does not know it.
+        """
+        return self._create(configuration or self.default)
+
+    def describe(self, configuration: str) -> dict[str, Any]:
+        """Members `adapter` and `hyperparameters` of a stored configuration; those left out have their defaults."""
+        fields: dict[str, Any] = orjson.loads(configuration or self.default)
+        return fields
+
+
+def canonical(adapter: str, hyperparameters: Mapping[str, Any]) -> str:
+    """One text per configuration: equal ones are equal texts."""
+    fields = {"adapter": adapter, "hyperparameters": dict(hyperparameters)}
+    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _create(configuration: str) -> Adapter:
+    fields = orjson.loads(configuration)
+    return create(fields["adapter"], **fields["hyperparameters"])
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableAdapter:
+    """One adapter or chain, and whether the model can be served with it.
+
+    Args:
+        name: as clients are configured with it.
+        description: one line.
+        enrols: whether it takes labelled images of the client.
+        missing: what it needs and the model does not carry; empty when it can be served.
+        hyperparameters: JSON schema (draft 2020-12).
+    """
+
+    name: str
+    description: str
+    enrols: bool
+    missing: tuple[str, ...]
+    hyperparameters: dict[str, Any]
+
+
+def available_adapters(model: FrozenModel) -> tuple[AvailableAdapter, ...]:
+    """Every adapter, then the chains, each in the order of their names."""
+    return tuple(_available(name, create(name), model) for name in (*sorted(ADAPTERS), *CHAINS))
+
+
+def summary(model: FrozenModel) -> str:
+    """One line for the operator: what can be served, and what the rest lacks."""
+    adapters = [each for each in available_adapters(model) if each.name in ADAPTERS]
+    served = ", ".join(each.name for each in adapters if not each.missing)
+    lacking = "; ".join(f"{each.name} lacks {', '.join(each.missing)}" for each in adapters if each.missing)
+    return f"adapters {served}" + (f"; not served: {lacking}" if lacking else "")
+
+
+def _available(name: str, adapter: Adapter, model: FrozenModel) -> AvailableAdapter:
+    return AvailableAdapter(
+        name=name,
+        description=_description(name),
+        enrols=enrols(adapter),
+        missing=missing(adapter, model),
+        hyperparameters=schema(name),
+    )
+
+
+def _description(name: str) -> str:
+    if "+" in name:
+        first, last = name.split("+")
+        return f"{first}, then {last} on what it answers."
+    return (ADAPTERS[name].__doc__ or "").partition("\n")[0]

@@ -1,0 +1,157 @@
+"""Challengers: adapters that see a share of the batches and answer nobody, so that labels can compare them.
+
+A challenger's state of a client is one more scope of that client in Redis, under the same exactly-once rules, and goes
+with it when it is deleted. What a challenger makes of a batch is computed after the reply, and given up when too much
+is waiting, or when the client was deleted meanwhile: then it has seen fewer batches, and nothing else is lost.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from numpy.typing import NDArray
+
+from acclimate_service.clients.requests import ClientRequest
+from acclimate_service.clients.sessions import Sessions
+from acclimate_service.compute.steps import StepParameters, image_batch
+from acclimate_service.errors import Problem
+from acclimate_service.guard.evidence import Counts
+from acclimate_service.guard.fleet import Fleet
+from acclimate_service.state import Batch, StateError
+from acclimate_service.state.tasks import Tasks
+from acclimate_service.trials.promotion import PairedTrial, derived
+
+_MOST_WAITING: Final = 32
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenger:
+    """One configuration that is tried out.
+
+    Args:
+        configuration: which.
+        sessions: of its clients.
+        trial: compares it with the champion; None if nobody is promoted.
+    """
+
+    configuration: str
+    sessions: Sessions
+    trial: PairedTrial | None = None
+
+
+def scope_of(model: str, configuration: str) -> str:
+    """Model scope of a challenger's states (16 hex digits)."""
+    return hashlib.sha256(f"{model}\0{configuration}".encode()).hexdigest()[:16]
+
+
+class Challengers:
+    """Runs the challengers.
+
+    Args:
+        challengers: which.
+        share: of the requests that they see, 0..1, drawn by their ids so that a repeat is drawn alike.
+        fleet: told what the labels say of them.
+    """
+
+    def __init__(self, challengers: Sequence[Challenger], share: float, fleet: Fleet) -> None:
+        self._challengers = challengers
+        self._share = share
+        self._fleet = fleet
+        self._tasks = Tasks()
+        self._waiting = 0
+
+    @property
+    def configurations(self) -> frozenset[str]:
+        """Of the challengers."""
+        return frozenset(challenger.configuration for challenger in self._challengers)
+
+    @property
+    def sessions(self) -> Sequence[Sessions]:
+        """Of all challengers, and of their paired trials."""
+        trials = [challenger.trial for challenger in self._challengers if challenger.trial]
+        return [*(challenger.sessions for challenger in self._challengers), *(trial.sessions for trial in trials)]
+
+    def see(self, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str) -> None:
+        """Show the challengers a batch that was answered.
+
+        Args:
+            request: of the batch, with the life of its client.
+            images: [B, C, H, W], as they were answered.
+            given: [B], the classes that were answered.
+            current: configuration of the client; it does not challenge itself.
+        """
+        if int(request.rid[:8], 16) >= self._share * 2**32:
+            return
+        for challenger in self._others(current):
+            self._start(partial(self._see, challenger, request, images, given, current))
+
+    def tell(self, request: ClientRequest, labels: Batch, current: str) -> None:
+        """Tell the challengers labels; those of rows that they have not seen say nothing. Arguments as in `see`."""
+        for challenger in self._others(current):
+            self._start(partial(self._tell, challenger, request, labels, current))
+
+    async def aclose(self, budget_s: float) -> None:
+        """End what runs in the background, and hand the clients over within so many seconds."""
+        await self._tasks.aclose()
+        until = time.monotonic() + budget_s
+        for sessions in self.sessions:
+            await sessions.aclose(max(0.0, until - time.monotonic()))
+
+    def _others(self, current: str) -> Sequence[Challenger]:
+        return [challenger for challenger in self._challengers if challenger.configuration != current]
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._waiting < _MOST_WAITING:
+            self._waiting += 1
+            self._tasks.start(self._quietly(work())).add_done_callback(self._done)
+
+    def _done(self, _: object) -> None:
+        self._waiting -= 1
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (StateError, Problem) as error:
+            _log.info("a challenger gave up a request: %s", error)
+        except Exception:  # nobody waits for it, so nobody else would tell
+            _log.exception("a challenger failed")
+
+    async def _see(
+        self, challenger: Challenger, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str
+    ) -> None:
+        batch = image_batch(images, StepParameters(request_id=request.name))
+        async with challenger.sessions.turn(derived(request, challenger.configuration)) as turn:
+            applied = await turn.session.apply(turn.request, batch)
+        if challenger.trial is not None and applied.answer is not None:
+            would = [each["index"] for each in orjson.loads(applied.answer)["predictions"]]
+            await challenger.trial.see(request, given, would, current)
+
+    async def _tell(self, challenger: Challenger, request: ClientRequest, labels: Batch, current: str) -> None:
+        await self._count(challenger, request, labels)
+        if challenger.trial is not None:
+            await challenger.trial.tell(request, labels, current)
+
+    async def _count(self, challenger: Challenger, request: ClientRequest, labels: Batch) -> None:
+        async with challenger.sessions.turn(derived(request, challenger.configuration)) as turn:
+            if await turn.session.known(turn.request) is None:
+                return
+            applied = await turn.session.apply(turn.request, labels)
+        if applied.answer is None:
+            return
+        told = orjson.loads(applied.answer)["told"]
+        counts = Counts(*told["counts"])
+        if counts.labelled:
+            await self._fleet.tell(
+                client=request.client,
+                configuration=challenger.configuration,
+                life=applied.life,
+                seq=applied.seq,
+                born=told["born"],
+                counts=counts,
+            )
