@@ -59,10 +59,7 @@ class Bench:
     async def raw(self, *command: Argument) -> float:
         """One command on a connection of the same pool: what no script can undercut."""
         lane = await self.link.lane(None)
-        try:
-            return await seconds(lane.ask(*command))
-        finally:
-            await lane.release()
+        return await seconds(lane.ask(*command))
 
 
 @dataclass

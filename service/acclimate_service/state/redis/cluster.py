@@ -17,6 +17,7 @@ another tag than theirs.
 import asyncio
 import math
 import random
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from redis import exceptions as failures
 from redis.asyncio.connection import AbstractConnection
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from acclimate_service.state.redis.link import Asked, Dial, Node, Pool, PooledLane, Target, Unreachable
+from acclimate_service.state.redis.link import Argument, Asked, Channel, Dial, Lane, Node, Pool, Target, Unreachable
 
 _MAP_TIMEOUT: Final = 1.0
 """Longest wait for the map of one node (s); another may know it sooner."""
@@ -55,12 +56,13 @@ class Cluster:
         """Every master that serves a slot."""
         return tuple(sorted({node for node in self._slots if node}))
 
-    async def lane(self, target: Target) -> PooledLane:
+    async def lane(self, target: Target) -> Lane:
         """A connection to the master of a key, to a node, or to any master."""
         node = self._node(target)
         if node not in self._pools:
             self._pools[node] = Pool(self._dial, node)
-        return await self._pools[node].lane(asking=isinstance(target, Asked))
+        channel = await self._pools[node].lane()
+        return _Asking(channel) if isinstance(target, Asked) else channel
 
     async def redirected(self, redirect: failures.AskError) -> Asked | None:
         """Learn who serves a slot now, or who is to be asked once."""
@@ -86,10 +88,10 @@ class Cluster:
         return await self._dial.connection(self._node(None))
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Wait for the replies to what was sent, then close all connections."""
         pools, self._pools = self._pools, {}
         for pool in pools.values():
-            await pool.retire()
+            await pool.aclose()
 
     def _node(self, target: Target) -> Node:
         match target:
@@ -111,7 +113,7 @@ class Cluster:
         for node in random.sample(sorted(self._nodes), len(self._nodes)):
             with suppress(Unreachable, failures.RedisError, OSError):
                 if rows := await self._map_of(node):
-                    return await self._adopt(rows, node)
+                    return self._adopt(rows, node)
 
     async def _map_of(self, node: Node) -> list[Any]:
         connection = await self._dial.connection(node, reply_timeout=_MAP_TIMEOUT)  # the pool may be worn out
@@ -122,7 +124,7 @@ class Cluster:
             await connection.disconnect(nowait=True)
         return rows
 
-    async def _adopt(self, rows: list[Any], teller: Node) -> None:
+    def _adopt(self, rows: list[Any], teller: Node) -> None:
         slots: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         nodes = {self._seed}
         for first, last, *servers in rows:
@@ -131,7 +133,20 @@ class Cluster:
             nodes.update(node for node in found if node)
         self._slots, self._nodes = slots, nodes
         for gone in self._pools.keys() - nodes:
-            await self._pools.pop(gone).retire()
+            self._pools.pop(gone).retire()
+
+
+class _Asking:
+    """Says before each command that a redirect led here."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def ask(self, *command: Argument) -> Awaitable[Any]:
+        """Send a command at once; its reply is to be awaited."""
+        said = asyncio.ensure_future(self._channel.ask("ASKING"))
+        said.cancel()  # nobody reads that reply
+        return self._channel.ask(*command)
 
 
 def _address(host: bytes | None, port: int, teller: Node) -> Node | None:

@@ -4,10 +4,14 @@ A link knows where a key is served; it sends nothing by itself that could change
 repeated, and when, is decided by the wire alone. `Server` is a link to one; `Cluster` has a module of its own.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import hiredis
 from redis import exceptions as failures
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.connection import AbstractConnection
@@ -43,13 +47,13 @@ class Unreachable(Exception):
 
 
 class Lane(Protocol):
-    """One connection, for the time of one exchange."""
+    """A way to one server."""
 
-    async def ask(self, *command: Argument) -> Any:
-        """Send a command and wait for its reply; errors are those of redis-py."""
+    def ask(self, *command: Argument) -> Awaitable[Any]:
+        """Send a command at once; its reply is to be awaited. Errors are those of redis-py.
 
-    async def release(self) -> None:
-        """Let others use the connection."""
+        A caller who goes away leaves the command running.
+        """
 
 
 class Link(Protocol):
@@ -88,29 +92,28 @@ class Link(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Wait for the replies to what was sent, then close all connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """How connections are made: their class and options, how many to one server, and the wait for a free one (s)."""
+    """How connections are made: their class and options, and how many to one server."""
 
     kind: type[AbstractConnection]
     options: Mapping[str, Any]
     max_connections: int
-    pool_timeout: float | None
-
-    def pool(self, node: Node | None = None) -> BlockingConnectionPool:
-        """Connections to the server of the URL, or to another that takes the same credentials."""
-        return BlockingConnectionPool(self.max_connections, self.pool_timeout, self.kind, **self._options(node))
 
     async def connection(self, node: Node | None = None, reply_timeout: float | None = None) -> AbstractConnection:
-        """One connection outside any pool, with its own longest wait for a reply (s).
+        """One connection to the server of the URL, or to another that takes the same credentials.
+
+        Args:
+            node: the other server.
+            reply_timeout: longest wait for a reply, if not that of the options (s).
 
         Raises:
             Unreachable: nobody listens, or not to us.
         """
-        options = self._options(node)
+        options = {**self.options, **(node._asdict() if node else {})}
         if reply_timeout is not None:
             options["socket_timeout"] = reply_timeout
         connection = self.kind(**options)
@@ -120,24 +123,14 @@ class Dial:
             raise Unreachable(str(error)) from error
         return connection
 
-    def _options(self, node: Node | None) -> dict[str, Any]:
-        return {**self.options, **(node._asdict() if node else {})}
 
-
-def dial(
-    url: str,
-    *,
-    max_connections: int = 64,
-    pool_timeout: float = 1.0,
-    connect_timeout: float = 1.0,
-    reply_timeout: float = 5.0,
-) -> Dial:
+def dial(url: str, *, max_connections: int = 64, connect_timeout: float = 1.0, reply_timeout: float = 5.0) -> Dial:
     """How to connect to a URL.
 
     Args:
         url: `redis://`, `rediss://` or `unix://`.
-        max_connections: callers above this number wait, for each server.
-        pool_timeout, connect_timeout, reply_timeout: longest wait for a free connection, a new one, and a reply (s).
+        max_connections: callers above this number share connections, for each server.
+        connect_timeout, reply_timeout: longest wait for a new connection, and for a reply (s).
 
     Raises:
         ValueError: an URL of another kind.
@@ -146,7 +139,6 @@ def dial(
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
-        timeout=pool_timeout,
         socket_connect_timeout=connect_timeout,
         socket_timeout=reply_timeout,
         decode_responses=False,
@@ -154,76 +146,162 @@ def dial(
         retry=Retry(NoBackoff(), 0),  # the library's own retries would hide that an earlier copy may still land
     )
     pool.connection_class(**pool.connection_kwargs)  # not connected, but it takes or refuses every option
-    return Dial(pool.connection_class, pool.connection_kwargs, pool.max_connections, pool.timeout)
+    return Dial(pool.connection_class, pool.connection_kwargs, pool.max_connections)
+
+
+class Channel(asyncio.Protocol):
+    """A connection on which commands follow each other without waiting; replies come in the order of the commands.
+
+    redis-py connects, by whatever the URL asks for; from then on an exchange is a write, and a future that is settled
+    when its reply is there. That is an eighth of the calls of an exchange by redis-py, and no task.
+
+    Args:
+        connection: fresh; it belongs to the channel from now on.
+        lost: told once the channel cannot be used any more.
+    """
+
+    def __init__(self, connection: AbstractConnection, lost: Callable[["Channel"], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout: float = connection.socket_timeout or math.inf
+        self._lost = lost
+        self._error: Exception | None = None
+        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._retired = False
+        self._closed = self._loop.create_future()
+        self._reader = hiredis.Reader(replyError=connection._parser.parse_error)
+        writer = connection._writer
+        assert writer is not None
+        connection._reader = connection._writer = None  # it would close what it does not use any more
+        self._writer = writer  # whose end would close the transport
+        self._transport = writer.transport
+        self._transport.set_protocol(self)
+
+    @property
+    def pending(self) -> int:
+        """Commands whose reply is not there yet."""
+        return len(self._pending)
+
+    def ask(self, *command: Argument) -> Awaitable[Any]:
+        """Send a command at once; its reply is to be awaited."""
+        if self._error is not None:
+            raise self._error
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
+        reply = self._loop.create_future()
+        self._pending.append((reply, self._loop.time() + self._timeout))
+        if self._watch is None and self._timeout < math.inf:
+            self._watch = self._loop.call_later(self._timeout, self._look)
+        return reply
+
+    def retire(self) -> None:
+        """Close as soon as the last reply is there."""
+        self._retired = True
+        if not self._pending:
+            self._fail(failures.ConnectionError("closed"))
+
+    async def closed(self) -> None:
+        """Wait for the end of the connection."""
+        await self._closed
+
+    def data_received(self, data: bytes) -> None:
+        """Redis replied, perhaps only in part."""
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                waiting, _ = self._pending.popleft()
+                if waiting.done():  # its caller has gone away
+                    continue
+                if isinstance(reply, Exception):
+                    waiting.set_exception(reply)
+                else:
+                    waiting.set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._fail(failures.ConnectionError(f"Redis said what nobody had asked for: {error!r}"))
+        if self._retired and not self._pending:
+            self.retire()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is over, whoever closed it."""
+        self._fail(failures.ConnectionError(str(error or "the connection was closed")))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _look(self) -> None:
+        """End a connection on which a reply is overdue: nothing tells it from those that come later."""
+        self._watch = None
+        if not self._pending:
+            return
+        _, due = self._pending[0]
+        if due > self._loop.time():
+            self._watch = self._loop.call_at(due, self._look)
+        else:
+            self._fail(failures.TimeoutError(f"no reply within {self._timeout:g} s"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+        while self._pending:
+            waiting, _ = self._pending.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._lost(self)
 
 
 class Pool:
-    """Connections to one server. Once retired it closes, as soon as the last one is given back."""
+    """Connections to one server: a caller gets an idle one, a new one, or a share in the least busy one."""
 
     def __init__(self, dial: Dial, node: Node | None = None) -> None:
-        self._pool = dial.pool(node)
-        self._users = 0
+        self._dial = dial
+        self._node = node
+        self._channels: list[Channel] = []
+        self._connecting: asyncio.Task[Channel] | None = None
         self._retired = False
 
-    async def lane(self, asking: bool = False) -> "PooledLane":
-        """Borrow a connection.
-
-        Args:
-            asking: say before each command that a redirect led here.
+    async def lane(self) -> Channel:
+        """A connection. One is made at a time: who needs one meanwhile shares, or waits for this one too.
 
         Raises:
-            Unreachable: no free one in time, nobody listens, or not to us.
+            Unreachable: nobody listens, or not to us.
         """
-        self._users += 1
-        try:
-            connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            await self._leave()
-            if isinstance(error, failures.RedisError | OSError):
-                raise Unreachable(str(error)) from error
-            raise
-        return PooledLane(self, connection, asking)
+        for channel in self._channels:
+            if not channel.pending:
+                return channel
+        if self._channels and (self._connecting or len(self._channels) >= self._dial.max_connections):
+            return min(self._channels, key=lambda channel: channel.pending)
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._connected)
+        return await asyncio.shield(self._connecting)
 
-    async def give_back(self, connection: AbstractConnection) -> None:
-        """Let others use a connection."""
-        await self._pool.release(connection)
-        await self._leave()
+    def retire(self) -> list[Channel]:
+        """Close every connection as soon as the last reply on it is there; those are given."""
+        self._retired, channels = True, list(self._channels)
+        for channel in channels:
+            channel.retire()
+        return channels
 
-    async def retire(self) -> None:
-        """Close when nobody uses it any more."""
-        self._retired = True
-        await self._close_if_unused()
+    async def aclose(self) -> None:
+        """Wait for the replies to what was sent, then close."""
+        if self._connecting is not None:
+            await asyncio.wait([self._connecting])
+        for channel in self.retire():
+            await channel.closed()
 
-    async def _leave(self) -> None:
-        self._users -= 1
-        await self._close_if_unused()
+    async def _connect(self) -> Channel:
+        channel = Channel(await self._dial.connection(self._node), self._channels.remove)
+        self._channels.append(channel)
+        if self._retired:
+            channel.retire()
+        return channel
 
-    async def _close_if_unused(self) -> None:
-        if self._retired and not self._users:
-            await self._pool.disconnect()
-
-
-class PooledLane:
-    """A connection that goes back to its pool."""
-
-    def __init__(self, pool: Pool, connection: AbstractConnection, asking: bool) -> None:
-        self._pool = pool
-        self._connection = connection
-        self._asking = asking
-
-    async def ask(self, *command: Argument) -> Any:
-        """Send a command and wait for its reply."""
-        if self._asking:
-            await self._exchange("ASKING")
-        return await self._exchange(*command)
-
-    async def release(self) -> None:
-        """Let others use the connection."""
-        await self._pool.give_back(self._connection)
-
-    async def _exchange(self, *command: Argument) -> Any:
-        await self._connection.send_command(*command)
-        return await self._connection.read_response()
+    def _connected(self, connecting: asyncio.Task[Channel]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # whoever waits for it is told
 
 
 class Server:
@@ -236,7 +314,7 @@ class Server:
         self._dial = dial
         self._pool = Pool(dial)
 
-    async def lane(self, target: Target) -> PooledLane:
+    async def lane(self, target: Target) -> Channel:
         """A connection to the server."""
         return await self._pool.lane()
 
@@ -252,5 +330,5 @@ class Server:
         return await self._dial.connection()
 
     async def aclose(self) -> None:
-        """Close all connections."""
-        await self._pool.retire()
+        """Wait for the replies to what was sent, then close all connections."""
+        await self._pool.aclose()

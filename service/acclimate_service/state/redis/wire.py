@@ -1,7 +1,7 @@
 """Sends scripts to Redis so that the fate of every change is known, or known to be unknown.
 
 A script without reply is sent again, byte for byte the same: the tag inside it makes that safe. What was sent is never
-cancelled: a caller who goes away leaves the exchange running, so that no connection is returned half-read.
+cancelled: a caller who goes away leaves it running, and its reply is dropped.
 
 In a cluster a script follows its key. MOVED and ASK say that it was not run, and where to go. While a master is
 replaced, or a slot is on its way, the same script is sent again for as long as the link is patient; a refusal of one
@@ -13,8 +13,8 @@ import itertools
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 from redis import exceptions as failures
 
@@ -26,8 +26,7 @@ from acclimate_service.state.redis.scripts import Script
 
 __all__ = ["Argument", "Wire", "connect"]
 
-T = TypeVar("T")
-Exchange: TypeAlias = Callable[[Lane], Awaitable[Any]]
+Command: TypeAlias = tuple[Argument, ...]
 
 _HOPS: Final = 5
 """Servers that may send an exchange on before it counts as refused."""
@@ -78,7 +77,6 @@ class Wire:
         self._jitter = jitter_ms / 1000
         self._replicas = replicas
         self._wait_ms = wait_ms
-        self._running: set[asyncio.Task[Any]] = set()
         self.unreplicated = 0
 
     @property
@@ -93,18 +91,7 @@ class Wire:
             StoreUnavailable: no reply, or Redis cannot run it at present.
             StoreFull: refused whole, for lack of memory.
         """
-        tail = (len(keys), *keys, *args)
-
-        async def exchange(lane: Lane) -> Any:
-            try:
-                rows = await lane.ask("EVALSHA", script.sha, *tail)
-            except failures.NoScriptError:
-                rows = await lane.ask("EVAL", script.text, *tail)
-            if script.decides and self._replicas:
-                await self._replicated(lane)
-            return rows
-
-        return await self._shielded(self._deliver(exchange, keys[0], script.decides))
+        return await self._deliver(("EVALSHA", script.sha, len(keys), *keys, *args), keys[0], script)
 
     async def read(self, *command: Argument, at: Target = None) -> Any:
         """Run one command that changes nothing: where its key is, or at a certain server.
@@ -112,29 +99,25 @@ class Wire:
         Raises:
             StoreUnavailable: no reply, or Redis cannot run it at present.
         """
-        target = at if command[0] in _KEYLESS else str(command[1])
-        reply = await self._shielded(self._deliver(lambda lane: lane.ask(*command), target, decides=False))
-        return reply.rows
+        return (await self._deliver(command, at if command[0] in _KEYLESS else str(command[1]))).rows
 
     async def publish(self, channel: str, message: str) -> None:
         """Tell whoever listens. It is a hint: where it does not reach Redis, that is logged and nothing else."""
-        work = self._deliver(lambda lane: lane.ask("PUBLISH", channel, message), None, decides=False)
         try:
-            await self._shielded(work)
+            await self._deliver(("PUBLISH", channel, message), None)
         except StateError as error:
             _log.warning("nothing was published on %s: %s", channel, error)
 
     async def aclose(self) -> None:
-        """Wait for what is still running, then close the connections."""
-        await asyncio.gather(*self._running, return_exceptions=True)
+        """Wait for the replies to what was sent, then close the connections."""
         await self._link.aclose()
 
-    async def _deliver(self, exchange: Exchange, target: Target, decides: bool) -> Reply:
-        clock = asyncio.get_running_loop().time
+    async def _deliver(self, command: Command, target: Target, script: Script | None = None) -> Reply:
+        clock, decides = asyncio.get_running_loop().time, script is not None and script.decides
         unsettled, patient_until = False, clock() + self._link.patience
         for repeat in itertools.count():
             try:
-                return Reply(await self._travel(exchange, target), unsettled)
+                return Reply(await self._exchange(command, target, script), unsettled)
             except Unreachable as error:
                 lost: Exception = error
             except (failures.ResponseError, *_DENIED) as error:
@@ -149,18 +132,25 @@ class Wire:
             await asyncio.sleep(random.uniform(0, min(self._jitter * 2**repeat, _LONGEST_PAUSE)))
         raise _failure(lost, decides, unsettled) from lost
 
-    async def _travel(self, exchange: Exchange, target: Target) -> Any:
-        """To the server of the target. One that sends the exchange on has run nothing."""
+    async def _exchange(self, command: Command, target: Target, script: Script | None) -> Any:
+        """Ask the server of the target. One that sends the exchange on has run nothing."""
         there: Target = target
         for _ in range(_HOPS):
             lane = await self._link.lane(there)
             try:
-                return await exchange(lane)
+                try:
+                    rows = await lane.ask(*command)
+                except failures.NoScriptError:
+                    if script is None:
+                        raise
+                    rows = await lane.ask("EVAL", script.text, *command[2:])
             except failures.AskError as error:  # or MOVED
                 redirect = error
-            finally:
-                await lane.release()
-            there = await self._link.redirected(redirect) or target
+                there = await self._link.redirected(redirect) or target
+                continue
+            if script is not None and script.decides and self._replicas:
+                await self._replicated(lane)
+            return rows
         raise redirect
 
     async def _replicated(self, lane: Lane) -> None:
@@ -171,23 +161,11 @@ class Wire:
             reached = 0
         self.unreplicated += reached < self._replicas
 
-    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as seen: the caller may have gone away
-
 
 async def connect(
     url: str,
     *,
     max_connections: int = 64,
-    pool_timeout: float = 1.0,
     connect_timeout: float = 1.0,
     reply_timeout: float = 5.0,
     patience: float = 10.0,
@@ -196,8 +174,8 @@ async def connect(
 
     Args:
         url: `redis://`, `rediss://` or `unix://`; of a cluster, any node, or a name that resolves to several.
-        max_connections: callers above this number wait, for each server.
-        pool_timeout, connect_timeout, reply_timeout: longest wait for a free connection, a new one, and a reply (s).
+        max_connections: callers above this number share connections, for each server.
+        connect_timeout, reply_timeout: longest wait for a new connection, and for a reply (s).
         patience: how long a cluster is given to replace a master before callers are refused (s).
 
     Raises:
@@ -208,7 +186,6 @@ async def connect(
     way = dial(
         url,
         max_connections=max_connections,
-        pool_timeout=pool_timeout,
         connect_timeout=connect_timeout,
         reply_timeout=reply_timeout,
     )

@@ -127,16 +127,16 @@ class FaultyLane:
         self._target = target
 
     async def ask(self, *command: Any) -> Any:
-        task, under_way = asyncio.current_task(), self._pool.faults.exchanges
-        assert task is not None
-        under_way.add(task)
-        try:
-            return await self._exchange(command)
-        finally:
-            under_way.discard(task)
+        """What was sent goes on, whoever goes away."""
+        exchange, under_way = asyncio.create_task(self._exchange(command)), self._pool.faults.exchanges
+        under_way.add(exchange)
+        exchange.add_done_callback(self._ended)
+        return await asyncio.shield(exchange)
 
-    async def release(self) -> None:
-        pass
+    def _ended(self, exchange: asyncio.Task[Any]) -> None:
+        self._pool.faults.exchanges.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # whoever wanted to know has asked
 
     async def _exchange(self, command: tuple[Any, ...]) -> Any:
         pool = self._pool
@@ -177,7 +177,4 @@ class FaultyLane:
     async def _send(self, command: tuple[Any, ...]) -> Any:
         verb, sha, *tail = command
         lane = await self._pool.link.lane(self._target)
-        try:
-            return await lane.ask(verb, self._pool.mutated.get(sha, sha), *tail)
-        finally:
-            await lane.release()
+        return await lane.ask(verb, self._pool.mutated.get(sha, sha), *tail)

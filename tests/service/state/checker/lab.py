@@ -151,7 +151,7 @@ class Lab:
 
 @asynccontextmanager
 async def open_lab(url: str) -> AsyncIterator[Lab]:
-    link = await connect(url, max_connections=256, pool_timeout=30, connect_timeout=10, reply_timeout=30)
+    link = await connect(url, max_connections=256, connect_timeout=10, reply_timeout=30)
     if isinstance(link, Cluster):
         admin = RedisCluster.from_url(url)
     else:

@@ -1,12 +1,13 @@
 """What a caller learns, and what Redis holds, when the connection between them fails."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
 
-from acclimate_service.state import StoreUnavailable
-from acclimate_service.state.records import Basis, Committed, Repeat
+from acclimate_service.state import ClientScope, StoreUnavailable
+from acclimate_service.state.records import Basis, Committed, Conflict, Repeat
 
 
 async def test_a_lost_reply_is_asked_for_again(make_driver, link):
@@ -115,21 +116,40 @@ async def test_closing_waits_for_what_was_sent(make_driver, driver, link):
     assert (await driver.load(attempt.rid)).head.seq == 1
 
 
-async def test_callers_above_the_number_of_connections_wait_for_their_turn(make_driver):
+async def test_callers_above_the_number_of_connections_share_them(make_driver, admin: Redis):
     driver = make_driver(connection={"max_connections": 2})
     await driver.committed()
     loads = await asyncio.gather(*(driver.load() for _ in range(50)))
     assert {loaded.head.seq for loaded in loads} == {1}
+    assert len(await admin.client_list()) <= 2 + 1
 
 
-async def test_a_caller_whose_turn_does_not_come_has_committed_nothing(make_driver, link):
-    driver = make_driver(url=link.url, resend=1, connection={"max_connections": 1, "pool_timeout": 0.02})
-    attempt = driver.attempt()
-    fault = link.fault("stall", attempt.tag)
-    slow = asyncio.create_task(driver.commit(Basis(), attempt))
+async def test_a_reply_that_is_overdue_ends_the_connection_for_all_who_share_it(make_driver, link):
+    driver = make_driver(url=link.url, resend=1, connection={"max_connections": 1, "reply_timeout": 0.1})
+    await driver.committed()
+    attempts = [driver.attempt("a"), driver.attempt("b")]
+    fault = link.fault("stall", attempts[0].tag)
+    basis = (await driver.load()).basis
+    first = asyncio.create_task(driver.commit(basis, attempts[0]))
     await fault.caught.wait()
-    with pytest.raises(StoreUnavailable) as starved:
-        await driver.commit(Basis(), driver.attempt())
-    assert starved.value.committed is False
-    fault.released.set()
-    assert (await slow).seq == 1
+    second = await driver.commit(basis, attempts[1])
+    outcomes = {type(outcome) for outcome in (await first, second)}
+    assert outcomes == {Committed, Conflict}
+    fault.released.set()  # the first copy lands last
+    await asyncio.sleep(0.05)
+    assert (await driver.load()).head.seq == 2
+
+
+async def test_a_connection_that_redis_closed_is_replaced(driver, admin: Redis):
+    await driver.committed()
+    await admin.client_kill_filter(_type="normal", skipme=True)
+    assert (await driver.load()).head.seq == 1
+
+
+async def test_replies_of_any_size_reach_the_callers_who_asked_for_them(make_driver):
+    driver = make_driver(connection={"max_connections": 1}, inline_max=10_000_000)
+    clients = [replace(driver, client=ClientScope(f"c{size}")) for size in (0, 1, 70_000, 3_000_000)]
+    states = [bytes([number]) * int(each.client.client[1:]) for number, each in enumerate(clients)]
+    for each, state in zip(clients, states, strict=True):
+        await each.committed(state=state)
+    assert await asyncio.gather(*(each.state() for each in clients * 5)) == states * 5
