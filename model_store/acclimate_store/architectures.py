@@ -47,7 +47,7 @@ def build(architecture: str, options: Mapping[str, JsonValue], allowed_imports: 
     Raises:
         ArchitectureError: unknown, not allowed, not installed, or the constructor refuses the options.
     """
-    constructor = _constructor(architecture, allowed_imports)
+    constructor = constructor_of(architecture, allowed_imports)
     try:
         net = constructor(**options)
     except Exception as error:  # foreign code may raise anything
@@ -69,7 +69,8 @@ def require_extra(package: str) -> None:
         raise ArchitectureError(f'{package} is not installed; pip install "acclimate[{package}]"')
 
 
-def _constructor(architecture: str, allowed_imports: Collection[str]) -> Callable[..., object]:
+def constructor_of(architecture: str, allowed_imports: Collection[str]) -> Callable[..., object]:
+    """What `build` calls; raises ArchitectureError as it does."""
     family, _, name = architecture.partition(":")
     match family:
         case "acclimate":

@@ -1,6 +1,6 @@
 """Weights that somebody saved in a file, read without running what the file says, and brought to a network's names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -68,11 +68,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, tensors, tuple(filter(None, notes)))
 
 
-def load_checkpoint(net: nn.Module, checkpoint: Checkpoint) -> tuple[str, ...]:
+def load_checkpoint(net: nn.Module, checkpoint: Checkpoint, unused: Sequence[str] = ()) -> tuple[str, ...]:
     """Fill a network with the weights of a file.
 
     Recognised and said: a prefix that all names have (`module.` of DataParallel, `model.` of Lightning, any other),
     `_orig_mod.` of `torch.compile`, other precisions, and tensors beside the network's (of a loss or a metric).
+
+    Args:
+        net: the network.
+        checkpoint: the weights.
+        unused: what the names of tensors begin with that the network does without.
 
     Returns:
         What was done, in words for the user.
@@ -92,6 +97,10 @@ def load_checkpoint(net: nn.Module, checkpoint: Checkpoint) -> tuple[str, ...]:
         notes.append(f"prefix {prefix!r} is removed from the names")
         if beside:
             notes.append(f"tensors without that prefix are left out: {_some(beside)}")
+    training = sorted(name for name in tensors if name.startswith(tuple(unused)) and name not in expected)
+    if training:
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in training}
+        notes.append(f"heads that only training uses are left out: {_some(training)}")
     counters = {name: tensor for name, tensor in expected.items() if name.endswith("num_batches_tracked")}
     tensors = counters | tensors  # files of old versions of torch do not have them, and nothing here uses them
     _refuse_misfits(checkpoint.path, tensors, expected)
@@ -145,7 +154,8 @@ def _refuse_misfits(path: Path, found: Mapping[str, Tensor], expected: Mapping[s
         for name, tensor in found.items()
         if name in expected and not bool(torch.isfinite(tensor).all())
     ]
-    problems = [*shapes[:_SHOWN], *unusable[:_SHOWN]]
+    hint = [] if missing or unknown else _class_counts(found, expected)
+    problems = [*hint, *shapes[:_SHOWN], *unusable[:_SHOWN]]
     if len(shapes) > _SHOWN:
         problems.append(f"{len(shapes) - _SHOWN} more have another shape")
     if missing:
@@ -154,6 +164,17 @@ def _refuse_misfits(path: Path, found: Mapping[str, Tensor], expected: Mapping[s
         problems.append(f"unknown to the architecture: {_some(unknown)}")
     if problems:
         raise TensorError(f"the weights of {path} do not fit the architecture:", problems)
+
+
+def _class_counts(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """What is probably wrong if nothing but the number of rows of a few tensors differs."""
+    others = [name for name in expected if name in found and found[name].shape != expected[name].shape]
+    counts = {(len(found[name]), len(expected[name])) for name in others if found[name].dim() and expected[name].dim()}
+    same = all(found[name].shape[1:] == expected[name].shape[1:] for name in others)
+    if len(counts) != 1 or not same or len(others) > 4:
+        return []
+    given, named = counts.pop()
+    return [f"the weights are of {given} classes, and {named} are named: name all that it was trained on, in order"]
 
 
 def _holds_tensors(content: Mapping[Any, Any]) -> bool:
