@@ -85,6 +85,14 @@ class MalformedBodyError(ProblemError):
     """`malformed_body` (400): the body cannot be parsed as the type it declares."""
 
 
+class MalformedRequestError(ProblemError):
+    """`malformed_request` (400): what was sent is no HTTP that the server reads."""
+
+
+class OriginNotAllowedError(ProblemError):
+    """`origin_not_allowed` (403): a web page of another origin may not use the service."""
+
+
 class NotFoundError(ProblemError):
     """`not_found` (404): the server has no such route."""
 
@@ -95,6 +103,10 @@ class ClientUnknownError(ProblemError):
 
 class MethodNotAllowedError(ProblemError):
     """`method_not_allowed` (405): the route does not take this method."""
+
+
+class HeadTooSlowError(ProblemError):
+    """`head_too_slow` (408): the head of the request did not come in time."""
 
 
 class RequestRunningError(ProblemError):
@@ -143,6 +155,10 @@ class TooManyImagesError(ProblemError):
 
 class UnsupportedMediaTypeError(ProblemError):
     """`unsupported_media_type` (415): the server does not read this content type."""
+
+
+class HostNotAllowedError(ProblemError):
+    """`host_not_allowed` (421): the service does not answer under this name."""
 
 
 class InvalidClientIdError(ProblemError):
@@ -221,12 +237,20 @@ class TooManyRequestsError(ProblemError):
     """`too_many_requests` (429): the server has more work than it accepts."""
 
 
+class HeadTooLargeError(ProblemError):
+    """`head_too_large` (431): the target and the headers of the request are too long."""
+
+
 class InternalError(ProblemError):
     """`internal` (500): the server failed."""
 
 
 class StepFailedError(ProblemError):
     """`step_failed` (500): the adapter failed on this batch."""
+
+
+class TooManyConnectionsError(ProblemError):
+    """`too_many_connections` (503): the replica has no room for another connection."""
 
 
 class StoreUnavailableError(ProblemError):

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from acclimate_service.compute.adapters import summary
 from acclimate_service.compute.process import keep_freed_memory
 from acclimate_service.http.app import create_app
-from acclimate_service.http.protocol import WholeReplies
+from acclimate_service.http.protocol import Http1
 from acclimate_service.http.server import DrainingServer
 from acclimate_service.service import Service, open_service
 from acclimate_service.settings import Settings, SettingsError
@@ -53,7 +53,7 @@ async def _serve(settings: Settings, extend: Extend) -> None:
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
                 log_level="warning",
-                http=WholeReplies,
+                http=Http1,
                 ws="none",
             )
             gc.freeze()  # what was loaded stays: no collection need walk over it and hold up the requests

@@ -27,7 +27,7 @@ from acclimate_adapters import ADAPTERS, Anchors, FrozenModel, State, Step, crea
 from acclimate_client import Client
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.http.app import create_app
-from acclimate_service.http.protocol import WholeReplies
+from acclimate_service.http.protocol import Http1
 from acclimate_service.service import Service, open_service
 from acclimate_service.settings import Settings
 from acclimate_service.state.redis.embedded import EmbeddedRedis
@@ -186,7 +186,7 @@ def running(settings: Settings) -> Iterator[Replica]:
             if url is None:
                 url = (await stack.enter_async_context(EmbeddedRedis(settings.data_dir))).url
             service = await stack.enter_async_context(open_service(settings.model_copy(update={"redis_url": url})))
-            config = uvicorn.Config(create_app(service), http=WholeReplies, log_level="critical", ws="none")
+            config = uvicorn.Config(create_app(service), http=Http1, log_level="critical", ws="none")
             server = uvicorn.Server(config)
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             redis = stack.enter_context(Redis.from_url(url))
