@@ -13,8 +13,9 @@ from acclimate_adapters.errors import (
     UnknownAdapter,
 )
 from acclimate_adapters.guard import guarded_step
-from acclimate_adapters.learning import Labelled, Learning, learns
-from acclimate_adapters.network.model import Direction, FrozenModel, Pass
+from acclimate_adapters.labels import Labelled, Learning, learns
+from acclimate_adapters.network.direction import Direction, direction
+from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.registry import ADAPTERS, create, schema
 from acclimate_adapters.source import Anchors, Source
 from acclimate_adapters.state import State
@@ -43,6 +44,7 @@ __all__ = [
     "Step",
     "UnknownAdapter",
     "create",
+    "direction",
     "enrols",
     "guarded_step",
     "learns",

@@ -97,6 +97,16 @@ class FrozenOnly(Adapter, Protocol):
 
 
 @runtime_checkable
+class Uncorrectable(Adapter, Protocol):
+    """An adapter whose answers are not logits under the training prior, so that no prior correction may follow it."""
+
+    @property
+    def uncorrectable(self) -> str:
+        """What they are instead, as the end of the sentence "its answers are"."""
+        ...
+
+
+@runtime_checkable
 class Enrolling(Adapter, Protocol):
     """An adapter that may begin with labelled examples of the client."""
 

@@ -31,7 +31,7 @@ def log_softmax(x: Numbers) -> Numbers:
     return log_p
 
 
-def single(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """The tensor in single precision at least: half precision overflows at 65504 and loses small probabilities."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -41,7 +41,7 @@ def finite(x: Tensor) -> bool:
     return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
 
 
-def apart(tensors: Iterable[Tensor]) -> list[Tensor]:
+def unshared(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The same tensors, each in memory of its own, none repeating a number: a copy stands for those that are not so."""
     taken, found = set[int](), []
     for tensor in tensors:
@@ -60,7 +60,7 @@ def entropy(logits: Tensor) -> Tensor:
     Returns:
         [...], in 0..ln K; in single precision at least.
     """
-    log_p = torch.log_softmax(single(logits), dim=-1)
+    log_p = torch.log_softmax(at_least_float32(logits), dim=-1)
     return -(log_p.exp() * log_p).sum(dim=-1)
 
 
@@ -74,7 +74,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor | None]:
         mean [C] and variance [C], in single precision at least; the variance is None when each channel holds a single
         value, where it is undefined.
     """
-    x = single(x)
+    x = at_least_float32(x)
     values = x.numel() // x.shape[1]
     if values == 1:
         return x.reshape(-1).clone(), None

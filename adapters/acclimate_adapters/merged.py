@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, FrozenOnly, Step
-from acclimate_adapters.balanced.balanced import Balanced
 from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.guard import finite, guard
 from acclimate_adapters.network.model import FrozenModel, Pass
@@ -42,14 +41,25 @@ class Work:
     compare: bool = False
 
 
+@runtime_checkable
+class Joint(Adapter, Protocol):
+    """An adapter that takes the steps of several clients together, in passes of its own over all their rows."""
+
+    def step_many(
+        self, model: FrozenModel, states: Sequence[State], batches: Sequence[Tensor], passes: Passes | None = None
+    ) -> list[Step]:
+        """The steps of clients with this adapter; up to rounding, those of `step`. Raises what any of them raises."""
+        ...
+
+
 def mergeable(adapter: Adapter, model: FrozenModel) -> bool:
     """Whether steps of this adapter share their passes with others; never where a layer normalises by the batch."""
-    return isinstance(adapter, FrozenOnly | Balanced) and not model.skipped
+    return isinstance(adapter, FrozenOnly | Joint) and not model.skipped
 
 
 def in_torch(adapter: Adapter, model: FrozenModel, passes: Passes | None) -> bool:
     """Whether torch runs the network in steps of this adapter, rather than the model's runtime or other `passes`."""
-    if isinstance(adapter, Balanced):
+    if isinstance(adapter, Joint):
         return passes is None
     return model.runtime is None or not isinstance(adapter, FrozenOnly)
 
@@ -58,21 +68,22 @@ def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | No
     """The guarded step of each work, or what it raised; up to rounding, what `guarded_step` gives for it alone.
 
     Those that need only the frozen pass share one, whatever their adapters, and with it the others that are to tell the
-    frozen logits. `balanced` clients of equal hyper-parameters share theirs. All others are taken one by one.
+    frozen logits. Clients of a `Joint` adapter with equal hyper-parameters share theirs. All others are taken one by
+    one.
 
     Args:
         model: the frozen model.
         works: one for each client, no client twice.
-        passes: what runs the network for `balanced`; torch by default.
+        passes: what runs the network for `Joint` adapters; torch by default.
     """
     checked = [attempt(partial(_checked, model, work)) for work in works]
     sound = {i: work for i, work in enumerate(checked) if isinstance(work, Work)}
     frozen = _frozen_passes(model, sound)
-    balanced = _balanced_steps(model, sound, passes)
+    joint = _joint_steps(model, sound, passes)
 
     def take(i: int, work: Work) -> Step:
         pass_of = _once(lambda: frozen[i] if i in frozen else model.frozen(work.x))
-        step = guard(lambda: _step(model, work, pass_of, balanced.get(i), passes), work.state, lambda: pass_of().logits)
+        step = guard(lambda: _step(model, work, pass_of, joint.get(i), passes), work.state, lambda: pass_of().logits)
         missing = work.compare and step.frozen_logits is None
         return replace(step, frozen_logits=pass_of().logits) if missing else step
 
@@ -95,7 +106,7 @@ def _step(
     model: FrozenModel, work: Work, pass_of: Callable[[], Pass], merged: Step | None, passes: Passes | None
 ) -> Step:
     match work.adapter:
-        case Balanced() as adapter:
+        case Joint() as adapter:
             return merged if merged is not None else adapter.step_many(model, [work.state], [work.x], passes)[0]
         case FrozenOnly() as adapter:
             return adapter.on_frozen(model, work.state, pass_of())
@@ -115,11 +126,9 @@ def _frozen_passes(model: FrozenModel, works: Mapping[int, Work]) -> dict[int, P
     return found
 
 
-def _balanced_steps(model: FrozenModel, works: Mapping[int, Work], passes: Passes | None) -> dict[int, Step]:
-    """The steps of `balanced` that several works share; none of those whose shared step fails for somebody."""
-    adapters = {
-        i: work.adapter for i, work in works.items() if isinstance(work.adapter, Balanced) and not model.skipped
-    }
+def _joint_steps(model: FrozenModel, works: Mapping[int, Work], passes: Passes | None) -> dict[int, Step]:
+    """The steps of `Joint` adapters that several works share; none of those whose shared step fails for somebody."""
+    adapters = {i: work.adapter for i, work in works.items() if isinstance(work.adapter, Joint) and not model.skipped}
     found: dict[int, Step] = {}
     for places in _alike(adapters, lambda i: (adapters[i], works[i].x.shape[1:])):
         states, batches = [works[i].state for i in places], [works[i].x for i in places]
@@ -141,9 +150,7 @@ def _alike(places: Iterable[int], key: Callable[[int], Hashable]) -> list[Places
 def _frozen_pass(model: FrozenModel, batches: Sequence[Tensor]) -> list[Pass]:
     """The part of each batch [B, C, H, W] in one pass. On a CPU any number of rows runs as it is: none is filled up."""
     merged, sizes = model.frozen(torch.cat(list(batches))), [len(x) for x in batches]
-    return [
-        Pass(*part) for part in zip(*(torch.split(t, sizes) for t in (merged.features, merged.logits)), strict=True)
-    ]
+    return list(map(Pass, torch.split(merged.features, sizes), torch.split(merged.logits, sizes)))
 
 
 def _once(make: Callable[[], T]) -> Callable[[], T]:

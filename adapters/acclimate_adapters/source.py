@@ -59,7 +59,7 @@ class Source:
             matrices = {mode: torch.as_tensor(matrix).clone() for mode, matrix in self.confusion.items()}
             object.__setattr__(self, "confusion", MappingProxyType(matrices))
         if self.anchors is not None:
-            object.__setattr__(self, "anchors", Anchors(*(torch.as_tensor(part) for part in self.anchors)))
+            object.__setattr__(self, "anchors", Anchors._make(map(torch.as_tensor, self.anchors)))
         moments = {name: torch.as_tensor(value) for name, value in self.moments.items()}
         object.__setattr__(self, "moments", MappingProxyType(moments))
         _check(self)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from acclimate_adapters.errors import StateCorrupt, StateMismatch
-from acclimate_adapters.functional import apart
+from acclimate_adapters.functional import unshared
 
 _HEADER = "acclimate"  # the one metadata entry: several would be written in random order
 _PREFIX = 8  # safetensors begins with the length of its JSON header, little-endian
@@ -74,4 +74,4 @@ class State:
 
 def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, contiguous, each in memory of its own: safetensors refuses those that share it."""
-    return dict(zip(tensors, apart(tensor.detach().cpu().contiguous() for tensor in tensors.values()), strict=True))
+    return dict(zip(tensors, unshared(tensor.detach().cpu().contiguous() for tensor in tensors.values()), strict=True))

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from acclimate_adapters import create
-from acclimate_adapters.compression.coding import decode, encode, sensitivity
+from acclimate_adapters.compression.coding import decode, encode
+from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_bench import diet_resnet
 from acclimate_bench.accuracy import BATCH, Classes, Progress, frozen_classes
 from acclimate_bench.cost.report import Report, verdict

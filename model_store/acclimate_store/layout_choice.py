@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel
+from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.graphs import PATIENCE
 from acclimate_store.bundle import PLAIN
 from acclimate_store.runtimes import TOLERANCE
@@ -56,7 +57,7 @@ def _frozen(model: FrozenModel, x: Tensor) -> Tensor:
 
 def _adapted(model: FrozenModel, x: Tensor) -> Tensor:
     """Forward, backward and forward, as most methods with gradients need them."""
-    model.direction(x)
+    direction(model, x)
     return model.forward(x, {name: model.tensor(name) for name in model.parameters}).cpu()
 
 

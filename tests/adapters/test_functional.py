@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from acclimate_adapters import InputError
-from acclimate_adapters.functional import apart, batch_statistics, class_labels, entropy, finite, project_to_simplex
+from acclimate_adapters.functional import batch_statistics, class_labels, entropy, finite, project_to_simplex, unshared
 
 vectors = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6)
 
@@ -134,11 +134,11 @@ def test_finite_numbers_are_finite_even_if_their_sum_is_not() -> None:
     assert not finite(torch.tensor([math.inf, -math.inf]))
 
 
-def test_tensors_apart_can_be_written_to_one_by_one_and_those_that_could_before_are_not_copied() -> None:
+def test_unshared_tensors_can_be_written_to_one_by_one_and_those_that_could_before_are_not_copied() -> None:
     shared, alone = torch.arange(4.0), torch.ones(2)
     given = [shared, shared, shared[1:], torch.zeros(()).expand(3), alone]
     before = [tensor.tolist() for tensor in given]
-    found = apart(given)
+    found = unshared(given)
     assert found[0] is shared
     assert found[4] is alone
     for tensor, numbers in zip(found, before, strict=True):

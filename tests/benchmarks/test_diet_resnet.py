@@ -10,6 +10,7 @@ from torch import nn
 
 from acclimate_adapters import FrozenModel, Source
 from acclimate_adapters.methods.atp import adapt
+from acclimate_adapters.network.direction import direction
 from acclimate_bench.data import Shift
 from acclimate_bench.diet import FROZEN, Portion, measure
 from acclimate_bench.diet_resnet import CORRUPTED, Recipe, learned, network_input, teach, train, unseen
@@ -111,7 +112,7 @@ def test_taught_rates_lower_the_loss_of_those_who_taught_them(few: Few, briefly_
     model = FrozenModel.from_module(briefly_trained, classifier="fc", source=source)
     told: list[str] = []
     rates = teach(model, [(x, labels)], replace(BRIEF, rounds=2, rates_lr=0.01), told.append)
-    adapted, _ = adapt(model, model.direction(x).tensors, rates)
+    adapted, _ = adapt(model, direction(model, x).tensors, rates)
     assert F.cross_entropy(model.forward(x, adapted), labels) < F.cross_entropy(model.frozen(x).logits, labels)
     assert told == ["rates"] * 2
 

@@ -23,7 +23,7 @@ from acclimate_adapters.balanced.passes import Answer, Passes, Rows, Run, Terms,
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import Numbers, class_labels, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.learning import Labelled
+from acclimate_adapters.labels import Labelled
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import State
 
@@ -76,7 +76,7 @@ class Balanced:
                  H0 have 1 - cos > `restart_prediction`, or at the first layer the mean of
                  (mean a of the batch - mean a before)^2 / omega exceeds `restart_style` (1/B + 1/(n - B))        (8)
         memory   multiplies n - B by `memory`^B first
-        labels   that `learn` is told, n_k of class k, count as `label_weight` rows each (see `learning`): (5) adds
+        labels   that `learn` is told, n_k of class k, count as `label_weight` rows each (see `labels`): (5) adds
                  `label_weight` n_k to the sums of r, and their number to n. They fade by `memory` like rows, and go
                  with a restart
 
@@ -102,6 +102,7 @@ class Balanced:
     name: ClassVar[str] = "balanced"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"moments"})
+    uncorrectable: ClassVar[str] = "corrected for the client's class prior already"
 
     memory: float = real(1.0, low=0.0, high=1.0, doc="weight that a row keeps with each row after it; 1 never forgets")
     restart: str = choice("on", "off", doc="whether a batch unlike all before makes the client a new one")
@@ -174,8 +175,10 @@ class Balanced:
         drifts = [self._drift(source, turn, answer) for turn, answer in zip(turns, plain, strict=True)]
         self._restart(passes, source, turns, plain, drifts)
         full = self._style_and_labels(run, source, turns, plain) if source.widths else plain
-        each = zip(states, turns, plain, full, drifts, strict=True)
-        return [self._finish(source, *one) for one in each]
+        return [
+            self._finish(source, states[i], turns[i], plain=plain[i], full=full[i], drift=drifts[i])
+            for i in range(len(turns))
+        ]
 
     def _turn(self, model: FrozenModel, source: SourceMoments, state: State, x: Tensor) -> Turn:
         state.require(self.name, self.layout, model.content_hash)
@@ -255,14 +258,21 @@ class Balanced:
         changed = [i for i, drift in enumerate(drifts) if self._restarts(drift)]
         if not changed:
             return
-        anew = [turns[i]._replace(client=Client.fresh(source, learns=self.learns)) for i in changed]
-        run = passes(Rows.of([turn.x for turn in anew], source.prior))
-        answers = self._style_only(run, source, anew)
-        for i, turn, answer in zip(changed, anew, answers, strict=True):
+        restarted = [turns[i]._replace(client=Client.fresh(source, learns=self.learns)) for i in changed]
+        run = passes(Rows.of([turn.x for turn in restarted], source.prior))
+        answers = self._style_only(run, source, restarted)
+        for i, turn, answer in zip(changed, restarted, answers, strict=True):
             turns[i], plain[i] = turn, answer
 
     def _finish(
-        self, source: SourceMoments, state: State, turn: Turn, plain: Answer, full: Answer, drift: Mapping[str, float]
+        self,
+        source: SourceMoments,
+        state: State,
+        turn: Turn,
+        *,
+        plain: Answer,
+        full: Answer,
+        drift: Mapping[str, float],
     ) -> Step:
         """The averaged answer (6) and (7), and the state with the batch folded in."""
         prior, log_r = self._em(source, turn, full)

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import ConfigurationError, MissingSource
-from acclimate_adapters.functional import Numbers, class_labels, numbers, single
+from acclimate_adapters.functional import Numbers, at_least_float32, class_labels, numbers
 from acclimate_adapters.methods.priors import source_prior
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.network.probes import STATISTICS, Norm
@@ -29,7 +29,7 @@ def row_sums(x: Tensor) -> tuple[Tensor, Tensor, int]:
 
     Both [B, c], in single precision at least.
     """
-    x = single(x)
+    x = at_least_float32(x)
     pixels = x[0, 0].numel()
     if pixels == 1:
         rows = x.flatten(1)
@@ -148,8 +148,8 @@ def _layers(
     )
     bounds = ((factor - 1) * running_var for factor in RATIOS)
     columns = running_mean, running_var, *bounds, running_var / variance, mean, precision
-    parts = zip(*(by_layer(column, widths).values() for column in columns), strict=True)
-    return dict(zip(widths, map(Layer._make, parts), strict=True))
+    by_column = [by_layer(column, widths) for column in columns]
+    return {name: Layer._make(column[name] for column in by_column) for name in widths}
 
 
 def _side_by_side(model: FrozenModel, widths: Mapping[str, int], kind: str, *rows: int) -> Tensor:

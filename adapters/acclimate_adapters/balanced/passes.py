@@ -92,8 +92,16 @@ class Passed(NamedTuple):
         log_p, answers, end = log_softmax(logits), [], 0
         for k, x in enumerate(batches):
             rows, end = slice(end, end + len(x)), end + len(x)
-            of_rows = self.logits[rows], log_p[rows], self.features[rows]
-            answers.append(Answer(*of_rows, self.moments[:, k], self.first[k], self.strengths[:, k], self.layers))
+            answer = Answer(
+                logits=self.logits[rows],
+                log_p=log_p[rows],
+                features=self.features[rows],
+                moments=self.moments[:, k],
+                first=self.first[k],
+                strengths=self.strengths[:, k],
+                layers=self.layers,
+            )
+            answers.append(answer)
         return answers
 
 
@@ -107,7 +115,8 @@ class StemOutput(NamedTuple):
     @classmethod
     def of(cls, x: Tensor) -> "StemOutput":
         """With the sums of x."""
-        return cls(x, *row_sums(x)[:2])
+        a, b, _ = row_sums(x)
+        return cls(x, a, b)
 
 
 Run: TypeAlias = Callable[[Terms], Passed]
@@ -197,7 +206,8 @@ class Bend:
         noise = self._noises.get(norm.name)
         m = self._most if noise is None else shrink(layer, d1, self._most, noise)
         self._deviations[norm.name], self.strengths[norm.name] = (d1, d2), m
-        return rescale(norm, x, self._rows, *bend(layer, d1, d2, m))
+        mean, variance = bend(layer, d1, d2, m)
+        return rescale(norm, x, self._rows, mean, variance)
 
     def moments(self) -> Tensor:
         """Those of each client [2, G, C] with the batch; those before it for a layer that did not run."""

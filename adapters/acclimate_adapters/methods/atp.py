@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require
-from acclimate_adapters.compression.coding import scale
+from acclimate_adapters.compression.sensitivity import scale
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, choice
+from acclimate_adapters.network.direction import Direction, direction
 from acclimate_adapters.network.graphs import Outcome
-from acclimate_adapters.network.model import Direction, FrozenModel, Pass, require_finite
+from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
 VARIANCE = ".running_var"
@@ -26,7 +27,7 @@ class Atp:
     Method:
         h_k    direction of batch k at the global weights w_G: the negative entropy gradient for parameters (Eq. 4),
                batch statistic - running statistic for BatchNorm statistics (Eq. 5), both from one pass in which every
-               layer normalises by its running statistics; `FrozenModel.direction`
+               layer normalises by its running statistics; `network.direction`
         alpha  one adaptation rate per module (`Source.rates`), learned from source clients (Eq. 7); may be negative
         batch  w_k = w_G + alpha * h_k                            (Eq. 6, Algorithm 2 line 6)
         online w_k = w_G + alpha * (h_1 + ... + h_k) / k          (Eq. 8, Algorithm 2 lines 8 and 9)
@@ -73,12 +74,12 @@ class Atp:
         if state.tensors.keys() != (set(modules) if self.mode == "online" else set()):
             raise StateMismatch(f"the state was not made by mode {self.mode!r}")
         x = model.batch(x)
-        h = model.direction(x, modules)
+        h = direction(model, x, modules)
         new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
         return answer(model, new, x, h, new.tensors or h.tensors, model.source.rates or {})
 
     def sensitivity(self, model: FrozenModel) -> dict[str, float]:
-        """How far an error of a direction moves its module, relative to the module's scale (`coding.Tolerant`)."""
+        """How far an error of a direction moves its module, relative to the module's scale (`sensitivity.Tolerant`)."""
         rates = model.source.rates or {}
         return {name: abs(rates[name]) / scale(model, name) for name in active_modules(model)}
 
@@ -134,8 +135,8 @@ def adapted_pass(
     names = tuple(h)
 
     def update(tensors: Sequence[Tensor]) -> Outcome:
-        batch, *directions = tensors
-        adapted, clamped = adapt(model, dict(zip(names, directions, strict=True)), rates)
+        batch, *parts = tensors
+        adapted, clamped = adapt(model, dict(zip(names, parts, strict=True)), rates)
         answer = model.adapted(batch, adapted)
         return Outcome((answer.features, answer.logits, clamped))
 
@@ -150,7 +151,7 @@ def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float
     Returns:
         The modules by name, and how many variances were clamped, a tensor [].
     """
-    adapted = {name: torch.add(model.tensor(name), direction, alpha=rates[name]) for name, direction in h.items()}
+    adapted = {name: torch.add(model.tensor(name), part, alpha=rates[name]) for name, part in h.items()}
     variances = [tensor for name, tensor in adapted.items() if name.endswith(VARIANCE)]
     if not variances:
         return adapted, torch.zeros((), device=model.device)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from acclimate_adapters.functional import class_labels
 from acclimate_adapters.methods.atp import adapt
+from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.gradient import gradient
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.network.probes import Norm
@@ -35,7 +36,7 @@ def refine(model: FrozenModel, rates: Mapping[str, float], x: Tensor, labels: Te
     """
     x = model.batch(x)
     labels = class_labels(labels, len(x), model.classes).to(model.device)
-    h = model.direction(x).tensors
+    h = direction(model, x).tensors
     adapted, _ = adapt(model, h, rates)
     g, _ = gradient(
         model, x, adapted, lambda answer: F.cross_entropy(answer.logits, labels), _by_differentiable_statistics

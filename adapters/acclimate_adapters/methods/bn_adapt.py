@@ -98,6 +98,8 @@ class Blend:
             self.undefined += 1
             return norm.by_statistics(x, norm.running_mean, norm.running_var)
         self.constant.append((variance == 0).sum())
-        running = norm.running_mean, norm.running_var
-        blends = (torch.lerp(b, r.to(b), self.weight).to(r) for b, r in zip((mean, variance), running, strict=True))
-        return norm.by_statistics(x, *blends)
+        mean, variance = self._blend(mean, norm.running_mean), self._blend(variance, norm.running_var)
+        return norm.by_statistics(x, mean, variance)
+
+    def _blend(self, batch: Tensor, running: Tensor) -> Tensor:
+        return torch.lerp(batch, running.to(batch), self.weight).to(running)

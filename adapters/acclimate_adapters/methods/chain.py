@@ -5,17 +5,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from acclimate_adapters.adapter import Adapter, Step, enrols
-from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.adapter import Adapter, Step, Uncorrectable, enrols
 from acclimate_adapters.errors import ConfigurationError
-from acclimate_adapters.learning import Labelled, learns
-from acclimate_adapters.methods.fed_ade.client import FedAde
+from acclimate_adapters.labels import Labelled, learns
 from acclimate_adapters.methods.priors import PriorCorrection
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import State
 
 LAYOUTS = 1000  # the layouts of two parts a and b make the layout 1000 a + b
-OWN_PRIOR = Balanced, FedAde  # they change the weights or statistics and answer under a class prior of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,6 @@ def chain(parts: Sequence[Adapter]) -> Chain:
     whole = "+".join(names)
     priors = [part.name for part in parts if isinstance(part, PriorCorrection)]
     weights = [name for name in names if name not in priors]
-    correcting = [part.name for part in parts if isinstance(part, (PriorCorrection, *OWN_PRIOR))]
     if "none" in names:
         raise ConfigurationError(f"{whole!r}: 'none' changes nothing; leave it out")
     if len(set(names)) < len(names):
@@ -109,10 +105,16 @@ def chain(parts: Sequence[Adapter]) -> Chain:
         raise ConfigurationError(
             f"{whole!r}: {' and '.join(weights)} each start from the global weights; use one of them"
         )
-    if len(correcting) > 1:
+    if len(priors) > 1:
         raise ConfigurationError(
-            f"{whole!r}: {' and '.join(correcting)} would correct the same class prior twice; use one of them"
+            f"{whole!r}: {' and '.join(priors)} would correct the same class prior twice; use one of them"
         )
+    for part in parts:
+        if priors and isinstance(part, Uncorrectable):
+            raise ConfigurationError(
+                f"{whole!r}: no class prior can be corrected beside {part.name!r}, whose answers are "
+                f"{part.uncorrectable}; use one of them"
+            )
     first, last = parts if len(parts) == 2 else (None, None)
     if first is None or not isinstance(last, PriorCorrection):
         raise ConfigurationError(

@@ -12,6 +12,7 @@ from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.methods.atp import active_modules, answer, mean_direction
+from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import State
 
@@ -23,7 +24,7 @@ class DynFed:
     """Move every module along its unsupervised direction at a rate that a fixed rule changes with every batch.
 
     Method:
-        h_k      direction of batch k at the global weights w_G (Eq. 6 and 7); `FrozenModel.direction`
+        h_k      direction of batch k at the global weights w_G (Eq. 6 and 7); `network.direction`
         alpha_0  the learned rates alpha_G of all modules (`Source.rates`)
         g        adaptive rate network: tau * sigmoid(W_2 relu(W_1 alpha + b_1) + b_2)            (Eq. 10, 11)
                  ("mlp"), or g(alpha) = alpha ("identity")
@@ -98,7 +99,7 @@ class DynFed:
             raise StateMismatch(f"the state was not made by mode {self.mode!r} and arn {self.arn!r}")
         x = model.batch(x)
         rates = self._evolve({name: state.tensors[RATE + name].item() for name in modules}, state.step)
-        h = model.direction(x, modules)
+        h = direction(model, x, modules)
         mean = mean_direction(state.tensors, h.tensors, state.step + 1) if online else {}
         step = answer(model, state.next(rate_tensors(rates) | mean), x, h, mean or h.tensors, rates)
         return replace(step, signals={**step.signals, **rate_signals(rates)})

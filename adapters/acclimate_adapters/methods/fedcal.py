@@ -10,7 +10,7 @@ from acclimate_adapters.adapter import Signal, Step
 from acclimate_adapters.errors import MissingSource, StateMismatch
 from acclimate_adapters.functional import class_labels
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.learning import Labelled
+from acclimate_adapters.labels import Labelled
 from acclimate_adapters.methods.priors import (
     FLOOR,
     correct_frozen,
@@ -20,31 +20,13 @@ from acclimate_adapters.methods.priors import (
     maximise_likelihood,
     source_prior,
 )
+from acclimate_adapters.methods.ring import Ring
 from acclimate_adapters.methods.simplex import LARGEST_CONDITION, condition_number, nearest_mixture
 from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.state import State
 
 EM_STEPS, EM_TOLERANCE = 100, 1e-4
 RIDGE = 1e-3  # of the mean squared norm of a prototype
-
-
-class Ring(NamedTuple):
-    """The last rows of a stream; `buffer[i % window]` holds row i."""
-
-    buffer: Tensor  # [window, width], or [window]
-    seen: Tensor  # int64 scalar, rows so far
-
-    def push(self, rows: Tensor) -> "Ring":
-        """The ring after more rows [B, width] or [B]; this one stays as it is."""
-        window = len(self.buffer)
-        latest = rows[-window:]
-        seen = int(self.seen) + len(rows)
-        places = torch.arange(seen - len(latest), seen, device=rows.device) % window
-        return Ring(self.buffer.to(rows).index_copy(0, places, latest), torch.tensor(seen))
-
-    def rows(self) -> Tensor:
-        """The rows held, in no particular order."""
-        return self.buffer[: int(self.seen)]
 
 
 class Estimate(NamedTuple):
@@ -74,7 +56,7 @@ class FedCal:
         The paper assumes a uniform p_s after balanced training; here Eq. 8 divides by p_s and EM starts there.
         `apply` current uses the batch's own rows as well; the paper estimates after each slot for the next one (next).
         True labels, where `learn` is told some, count as `label_weight` rows each: with n_k of class k among the last
-        `window` of them, pl and em add `label_weight` n_k to the rows of class k (see `learning`), and fm averages its
+        `window` of them, pl and em add `label_weight` n_k to the rows of class k (see `labels`), and fm averages its
         estimate, of as many rows as the window holds, with the labels' shares.
         pl adds `pseudo_count` rows spread like p_s, and no class falls below 1e-6: a class not seen yet stays possible.
         fm: raw features; ill-conditioned prototypes (condition number above 1e3, always so when K > d) get a ridge of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step
-from acclimate_adapters.functional import entropy, keyed_generator, single
+from acclimate_adapters.functional import at_least_float32, entropy, keyed_generator
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.methods.views import views
 from acclimate_adapters.network.gradient import gradient
@@ -92,5 +92,5 @@ def marginal_entropy(answer: Pass) -> Tensor:
 
     Stays in logarithms, so a class that no view believes in costs no precision.
     """
-    log_p = torch.log_softmax(single(answer.logits), dim=-1)
+    log_p = torch.log_softmax(at_least_float32(answer.logits), dim=-1)
     return entropy(torch.logsumexp(log_p, dim=0) - math.log(len(log_p)))

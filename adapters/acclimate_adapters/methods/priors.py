@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Signal, Step
-from acclimate_adapters.functional import entropy, numbers, single
+from acclimate_adapters.functional import at_least_float32, entropy, numbers
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
@@ -64,7 +64,7 @@ def log_posteriors(logits: Tensor) -> Tensor:
     Raises:
         NumericalError: a logit is not finite.
     """
-    return torch.log_softmax(single(require_finite(logits)), dim=-1)
+    return torch.log_softmax(at_least_float32(require_finite(logits)), dim=-1)
 
 
 def source_prior(model: FrozenModel, like: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def maximise_likelihood(
         source: p_s [K], positive.
         steps: most steps taken, >= 1.
         tolerance: stops after a step that changed q by less than this in L1.
-        known: [K], weighted counts of labelled rows, which the M-step adds; see `learning`.
+        known: [K], weighted counts of labelled rows, which the M-step adds; see `labels`.
     """
     q = numbers(source)
     log_likelihood = numbers(log_p) - np.log(q)  # [n, K], log p(x_i|k) up to a row constant

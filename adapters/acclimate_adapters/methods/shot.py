@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step
-from acclimate_adapters.functional import entropy, single
+from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, real
 from acclimate_adapters.network.gradient import BatchStatistics, gradient
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
@@ -98,7 +98,7 @@ def extractor_parameters(model: FrozenModel) -> tuple[str, ...]:
 
 def negative_diversity(logits: Tensor) -> Tensor:
     """L_div [], the negative entropy of the mean prediction of a batch [B, K], in -ln K..0 (1)."""
-    q = single(logits).softmax(dim=1).mean(dim=0)
+    q = at_least_float32(logits).softmax(dim=1).mean(dim=0)
     return (q * torch.log(q + 1e-9)).sum()
 
 
@@ -113,7 +113,7 @@ def refined_labels(features: Tensor, p: Tensor) -> Tensor:
         features: [B, d].
         p: [B, K], predictions.
     """
-    features, p = single(features), single(p)
+    features, p = at_least_float32(features), at_least_float32(p)
     f = F.normalize(torch.cat([features, torch.ones_like(features[:, :1])], dim=1), dim=1)
     weights, labels = p, p.argmax(dim=1)
     for _ in range(2):
@@ -131,7 +131,7 @@ def soft_labels(features: Tensor, p: Tensor) -> Tensor:
         features: [B, d].
         p: [B, K], predictions.
     """
-    features, p = single(features), single(p)
+    features, p = at_least_float32(features), at_least_float32(p)
     weights = p / p.sum(dim=0).clamp_min(torch.finfo(p.dtype).tiny)
     exact = "donot_use_mm_for_euclid_dist"  # the fast way cancels digits where distances are close
     return torch.cdist(features, weights.T @ features, compute_mode=exact).argmin(dim=1)

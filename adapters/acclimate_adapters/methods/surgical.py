@@ -10,6 +10,7 @@ from acclimate_adapters.adapter import Step
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, names, real
+from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.model import FrozenModel, require_finite
 from acclimate_adapters.state import State
 
@@ -61,7 +62,7 @@ class Surgical:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         state.require(self.name, self.layout, model.content_hash)
         x = model.batch(x)
-        h = model.direction(x, block_parameters(model, self.modules))
+        h = direction(model, x, block_parameters(model, self.modules))
         theta = {name: torch.add(model.tensor(name), part, alpha=self.lr) for name, part in h.tensors.items()}
         answer = model.adapted(x, theta)
         logits = require_finite(answer.logits)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.errors import ConfigurationError, StateMismatch
-from acclimate_adapters.functional import entropy, single
+from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, names, real
 from acclimate_adapters.network.gradient import BatchStatistics, gradient
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
@@ -75,10 +75,8 @@ class Tent:
         require(self, model)
         tensors = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
         if self.optimizer == "adam":
-            moments = {
-                kind + name: single(t).new_zeros(t.shape) for kind in (MEAN, SQUARE) for name, t in tensors.items()
-            }
-            tensors |= moments
+            zeros = {name: torch.zeros_like(at_least_float32(tensor)) for name, tensor in tensors.items()}
+            tensors |= {kind + name: zero for kind in (MEAN, SQUARE) for name, zero in zeros.items()}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
@@ -138,11 +136,11 @@ def adam(carried: Tensors, gradients: Tensors, t: int, lr: float) -> dict[str, T
     """
     new = {}
     for name, slope in gradients.items():
-        g = single(slope)
+        g = at_least_float32(slope)
         mean = torch.lerp(carried[MEAN + name], g, 1 - BETA1)
         square = torch.addcmul(carried[SQUARE + name] * BETA2, g, g, value=1 - BETA2)
         scale = square.sqrt() / math.sqrt(1 - BETA2**t) + EPS
-        moved = torch.addcdiv(single(carried[name]), mean, scale, value=-lr / (1 - BETA1**t))
+        moved = torch.addcdiv(at_least_float32(carried[name]), mean, scale, value=-lr / (1 - BETA1**t))
         new[name] = moved.to(slope.dtype)
         new |= {MEAN + name: mean, SQUARE + name: square}
     return new

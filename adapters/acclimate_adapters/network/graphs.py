@@ -131,7 +131,7 @@ class Graphs:
         """Whether graphs are made at all."""
         return self._capture is not None
 
-    def anew(self) -> "Graphs":
+    def fresh(self) -> "Graphs":
         """Others of the same kind, for functions that have the same keys but are not the same."""
         return Graphs(self._capture, capacity=self._capacity, patience=self._patience)
 

@@ -1,7 +1,7 @@
 """The frozen global model: one network and its source quantities, shared by all clients and never written to."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
-from acclimate_adapters.functional import apart, class_labels, entropy, finite
+from acclimate_adapters.functional import class_labels, finite
 from acclimate_adapters.network.freezing import check_source, content_hash, ordinary
 from acclimate_adapters.network.graphs import Graphs, Outcome, filled, graphs_for
 from acclimate_adapters.network.layouts import Layouts
-from acclimate_adapters.network.probes import STATISTICS, Norm, Normalise, Probe, Recorder, instrument
+from acclimate_adapters.network.probes import STATISTICS, Norm, Normalise, Probe, instrument
 from acclimate_adapters.source import Source
 
 T = TypeVar("T")
@@ -27,16 +27,6 @@ class Pass:
 
     features: Tensor  # [B, d], the input of the classifier
     logits: Tensor  # [B, K]
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """The update direction h of one batch at the global weights (ATP, Eq. 4 and 5)."""
-
-    tensors: Mapping[str, Tensor]  # module name -> direction, shaped like the module; the caller owns them
-    logits: Tensor  # [B, K] of that same pass: the prediction of the frozen model
-    undefined: tuple[str, ...]  # variances that one value per channel leaves undefined; their direction is 0
-    constant: int  # channels whose values were all the same: their variance is 0
 
 
 Runtime: TypeAlias = Callable[[Tensor], Pass]
@@ -125,7 +115,7 @@ class FrozenModel:
         """
         other = copy.copy(self)
         other._layouts = Layouts.of(self._net, frozen=frozen, adapted=adapted)
-        other._derived, other.graphs = {}, self.graphs.anew()
+        other._derived, other.graphs = {}, self.graphs.fresh()
         return other
 
     @property
@@ -219,7 +209,7 @@ class FrozenModel:
         probe = Probe(normalise)
         layout = self._layouts.of_pass(tensors or {})
         try:
-            with layout.trees.holding(tensors or {}) as tree:
+            with layout.trees.replacing(tensors or {}) as tree:
                 logits = probe.run(tree, layout.laid_out(x))
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
@@ -231,35 +221,6 @@ class FrozenModel:
             )
         return Pass(probe.features, logits)
 
-    def direction(self, x: Tensor, modules: Iterable[str] | None = None) -> Direction:
-        """The update direction h of a batch at the global weights, and the logits of that same pass.
-
-        Parameters: h = -gradient of the batch-mean entropy (Eq. 4). Running statistics: h = batch statistic - running
-        statistic, with the unbiased variance (Eq. 5). Both come from one pass in which every layer normalises by its
-        running statistics. Autograd stops at the earliest parameter asked for and does not run without one.
-
-        Each size of batch has a graph of its own: rows that fill one up would change statistics and mean gradient.
-
-        Args:
-            x: [B, C, H, W], a batch that `batch` has checked.
-            modules: names of the modules wanted; all of them when None.
-        """
-        wanted = self.modules if modules is None else tuple(modules)
-        outcome = self.graphs.call(("direction", wanted), lambda arguments: self._direction(arguments[0], wanted), (x,))
-        (*tensors, logits, constant), undefined = outcome
-        return Direction(dict(zip(wanted, tensors, strict=True)), logits, undefined, int(constant))
-
-    def _direction(self, x: Tensor, wanted: tuple[str, ...]) -> Outcome:
-        leaves = {n: self._parameters[n].detach().requires_grad_() for n in wanted if n in self._parameters}
-        recorder = Recorder(frozenset(wanted) & self._buffers.keys())
-        with torch.inference_mode(False), torch.set_grad_enabled(bool(leaves)):
-            logits = self.run(x, leaves, recorder if recorder.wanted else None).logits
-            tensors = recorder.directions() | _descent(logits, leaves)
-        constant = recorder.constant()
-        own = (tensors[name] for name in wanted)
-        constants = logits.new_zeros(()) if constant is None else constant
-        return Outcome((*own, logits.detach(), constants), tuple(recorder.undefined))
-
     def _anchor_features(self) -> AnchorFeatures | None:
         if self.source.anchors is None:
             return None
@@ -269,17 +230,6 @@ class FrozenModel:
             return AnchorFeatures(self.features(inputs), labels.to(self.device))
         except InputError as error:
             raise ConfigurationError(f"source.anchors cannot be used: {error}") from error
-
-
-def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Negative gradient of the mean entropy: the gradient of its negative, which saves a pass over the weights.
-
-    Apart, because autograd gives one and the same tensor for two parameters of which only the sum is used.
-    """
-    if not leaves:
-        return {}
-    gradients = torch.autograd.grad(-entropy(logits).mean(), list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, apart(gradients), strict=True))
 
 
 def require_finite(logits: Tensor) -> Tensor:

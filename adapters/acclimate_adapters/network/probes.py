@@ -10,13 +10,11 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from acclimate_adapters.errors import ConfigurationError
-from acclimate_adapters.functional import batch_statistics
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -72,51 +70,6 @@ class Head(nn.Module):
 
 
 Normalise = Callable[[Norm, Tensor], Tensor]
-
-
-class Recorder:
-    """Normalises by the running statistics and notes how the batch differs from them.
-
-    Args:
-        wanted: names of the running statistics to compare with.
-
-    Attributes:
-        undefined: names of the variances that one value per channel leaves undefined; their direction is 0.
-    """
-
-    def __init__(self, wanted: frozenset[str]) -> None:
-        self.wanted = wanted
-        self.undefined: list[str] = []
-        self._names: list[str] = []
-        self._batch: list[Tensor] = []
-        self._running: list[Tensor] = []
-        self._variances: list[Tensor] = []
-
-    def __call__(self, norm: Norm, x: Tensor) -> Tensor:
-        """Normalise x [B, C, ...]."""
-        names = tuple(f"{norm.name}.{kind}" for kind in STATISTICS)
-        if not self.wanted.isdisjoint(names):
-            mean, variance = batch_statistics(x.detach())
-            if variance is None:
-                self.undefined.append(names[1])
-                variance = norm.running_var.to(mean)
-            else:
-                self._variances.append(variance)
-            self._names += names
-            self._batch += mean, variance
-            self._running += norm.running_mean, norm.running_var
-        return norm.by_statistics(x, norm.running_mean, norm.running_var)
-
-    def directions(self) -> dict[str, Tensor]:
-        """Batch statistic - running statistic by name, for each layer of which one was wanted, in the latter's type."""
-        if not self._names:
-            return {}
-        differences = torch._foreach_sub(self._batch, self._running)  # of all layers at once: they are small and many
-        return {n: d.to(r.dtype) for n, d, r in zip(self._names, differences, self._running, strict=True)}
-
-    def constant(self) -> Tensor | None:
-        """The number [] of channels whose values are all the same in this batch; None without a variance."""
-        return (torch.cat(self._variances) == 0).sum() if self._variances else None
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ class Trees:
         self._thread = threading.local()
 
     @contextmanager
-    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    def replacing(self, tensors: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         """The calling thread's tree, with these tensors in the places of those of the same names.
 
         What `torch.func.functional_call` does, which looks every name up anew at each call.

@@ -11,24 +11,18 @@ import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor
 
-from acclimate_adapters import FrozenModel
-from acclimate_adapters.network.directions import directions
 from acclimate_adapters.network.graphs import Graphs
 from acclimate_bench.cost.gpu_checks import check, eager_graphs
-from acclimate_bench.cost.measure import COLUMNS, in_turn
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.speed import (
     FORWARD,
     GRADIENT,
     Row,
     compare,
-    finished,
     forward,
     forward_backward_forward,
     steps,
@@ -36,7 +30,6 @@ from acclimate_bench.cost.speed import (
 from acclimate_bench.cost.speed_bed import Bed, fashion_cnn, frozen, resnet
 from acclimate_service.compute.process import keep_freed_memory
 
-CLIENTS: Final = (2, 4, 8)
 FORMATS: Final = (
     (torch.float32, torch.channels_last),
     (torch.bfloat16, torch.contiguous_format),
@@ -62,14 +55,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(report: Report, bed: Bed, repeats: int) -> None:
-    """Print what graphs, other formats and one pass for many clients save with one network."""
+    """Print what graphs and other formats save with one network."""
     gradient, passes = replays(bed)
     compare(report, bed, repeats, GRADIENT, forward_backward_forward(bed), gradient)
     compare(report, bed, repeats, FORWARD, forward(bed), passes)
     for other in formats(bed):
         rows = [Row("atp online", steps(other.model, other.x, "atp"))]
         compare(report, other, repeats, GRADIENT, forward_backward_forward(other), rows)
-    measure_together(report, bed, repeats)
 
 
 def replays(bed: Bed) -> tuple[list[Row], list[Row]]:
@@ -97,21 +89,3 @@ def formats(bed: Bed) -> Iterator[Bed]:
         name = f"{bed.name}, {dtype}, {layout}".replace("torch.", "")
         other = replace(bed, name=name, net=net, x=x)
         yield replace(other, model=frozen(other, eager_graphs(x.device)))
-
-
-def measure_together(report: Report, bed: Bed, repeats: int) -> None:
-    """Print what the directions of many clients cost in one vectorised pass, over one after the other."""
-    model, device = frozen(bed, Graphs(None)), bed.x.device
-    report.table(f"{bed.name}: directions of many clients on {device}, {repeats} repeats in turn (ms)", *COLUMNS)
-    for clients in CLIENTS:
-        batches = [model.batch(bed.x + client / 100) for client in range(clients)]
-        works = partial(one_by_one, model, batches), partial(directions, model, batches)
-        apart, together = in_turn(repeats, *(finished(work, device) for work in works))
-        report.row(f"{clients} clients, one by one", *apart.cells())
-        report.row(f"{clients} clients, vmap", *together.cells(apart))
-
-
-def one_by_one(model: FrozenModel, batches: list[Tensor]) -> None:
-    """The direction of every client."""
-    for batch in batches:
-        model.direction(batch)

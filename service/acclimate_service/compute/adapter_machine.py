@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from acclimate_adapters.compression.coding import sensitivity
+from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState, pack, unpack
 from acclimate_service.compute.labelling import has_labels, is_light, take_labels

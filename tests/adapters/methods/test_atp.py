@@ -14,11 +14,12 @@ from acclimate_adapters import (
     require,
 )
 from acclimate_adapters.methods.atp import adapt, mean_direction
+from acclimate_adapters.network.direction import direction
 
 
 def test_batch_mode_answers_with_eq_6(model: FrozenModel, streams: Tensor) -> None:
     x, rates = streams[0, 0], model.source.rates or {}
-    h = model.direction(x).tensors
+    h = direction(model, x).tensors
     by_hand = {name: model.tensor(name) + rates[name] * h[name] for name in model.modules}
     by_hand |= {name: t.clamp(min=0) for name, t in by_hand.items() if name.endswith("running_var")}
     logits = create("atp", mode="batch").step(model, create("atp", mode="batch").init(model), x).logits
@@ -31,7 +32,7 @@ def test_online_mode_answers_with_the_mean_of_all_directions_eq_8(model: FrozenM
     for x in streams[0, :4]:
         step = adapter.step(model, state, x)
         state = step.state
-        directions.append(model.direction(x).tensors)
+        directions.append(direction(model, x).tensors)
         by_hand = {}
         for name in model.modules:
             mean = sum(h[name].double() for h in directions) / len(directions)
@@ -63,7 +64,7 @@ def test_parameters_with_one_gradient_for_all_keep_a_mean_each() -> None:
     for x in batches:
         state = adapter.step(model, state, x).state
     for name in rates:
-        mean = torch.stack([model.direction(x).tensors[name] for x in batches]).mean(0)
+        mean = torch.stack([direction(model, x).tensors[name] for x in batches]).mean(0)
         torch.testing.assert_close(state.tensors[name], mean, rtol=1e-5, atol=1e-7)
 
 
@@ -157,7 +158,7 @@ def test_short_batch_counts_as_much_as_a_long_one(model: FrozenModel, streams: T
     adapter = create("atp")
     state = adapter.step(model, adapter.init(model), streams[0, 0]).state
     state = adapter.step(model, state, streams[0, 1, :3]).state
-    long, short = (model.direction(x).tensors["conv1.weight"] for x in (streams[0, 0], streams[0, 1, :3]))
+    long, short = (direction(model, x).tensors["conv1.weight"] for x in (streams[0, 0], streams[0, 1, :3]))
     torch.testing.assert_close(state.tensors["conv1.weight"], (long + short) / 2)
 
 

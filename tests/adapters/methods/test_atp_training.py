@@ -6,6 +6,7 @@ import torch
 from acclimate_adapters import FrozenModel
 from acclimate_adapters.methods.atp import adapt
 from acclimate_adapters.methods.atp_training import refine
+from acclimate_adapters.network.direction import direction
 
 
 def test_learning_lowers_the_loss_after_adaptation(
@@ -15,7 +16,7 @@ def test_learning_lowers_the_loss_after_adaptation(
     x, labels = source_quantities["anchors"]
 
     def loss(rates: dict[str, float]) -> float:
-        adapted, _ = adapt(model, model.direction(x).tensors, rates)
+        adapted, _ = adapt(model, direction(model, x).tensors, rates)
         return float(torch.nn.functional.cross_entropy(model.forward(x, adapted), labels))
 
     rates = dict.fromkeys(model.modules, 0.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from acclimate_adapters import ConfigurationError, FrozenModel, Source, StateMismatch, create
 from acclimate_adapters.methods.dynfed import RATE, next_rates, rate_network, uniform
+from acclimate_adapters.network.direction import direction
 
 
 def network_in_numpy(alpha: np.ndarray, tau: float, hidden: int, seed: int) -> np.ndarray:
@@ -67,7 +68,7 @@ def test_step_is_algorithm_2(mode: str, model: FrozenModel, streams: Tensor) -> 
         step = adapter.step(model, state, batch)
         state = step.state
         alpha = 0.9 * alpha + 0.1 * network_in_numpy(alpha, 0.4, 32, 3)  # lines 4 and 13
-        h = model.direction(batch).tensors  # line 5
+        h = direction(model, batch).tensors  # line 5
         history = {name: (k - 1) / k * history[name] + h[name] / k for name in h}  # line 9
         used = h if mode == "batch" else history
         weights = {n: model.tensor(n) + a * used[n] for n, a in zip(model.modules, alpha, strict=True)}  # 7, 10

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel, Source, create
+from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.graphs import Captured, Function, Graphs, Outcome, filled, graphs_for
 
 
@@ -194,9 +195,9 @@ def test_graphs_work_in_inference_mode_too(network: Any, source_quantities: Any,
     replayed = FrozenModel.from_module(network, classifier="linear5", source=source, graphs=graphs)
     with torch.inference_mode():
         for _ in range(3):
-            direction = replayed.direction(replayed.batch(streams[0, 0]))
+            h = direction(replayed, replayed.batch(streams[0, 0]))
             replayed.frozen(streams[0, 0])
-    assert not any(tensor.is_inference() for tensor in direction.tensors.values())
+    assert not any(tensor.is_inference() for tensor in h.tensors.values())
 
 
 def test_a_model_with_other_layouts_replays_graphs_of_its_own(

@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from acclimate_adapters import FrozenModel, InputError, Source
-from acclimate_adapters.network.layouts import Layouts
-from acclimate_adapters.network.packed import Convolution, can_pack
+from acclimate_adapters.network.direction import direction
+from acclimate_adapters.network.layouts import Convolution, Layouts, can_pack
 
 CHANNELS_LAST = torch.channels_last
 
@@ -95,8 +95,8 @@ def test_each_pass_answers_as_the_plain_one(make_frozen: Callable[..., FrozenMod
             torch.testing.assert_close(model.features(x), plain.features(x))
             for replaced in (weights, {"1.running_mean": torch.rand(8)}, {"0.bias": torch.rand(8)}):
                 torch.testing.assert_close(model.forward(x, replaced), plain.forward(x, replaced))
-            for name, direction in model.direction(x).tensors.items():
-                torch.testing.assert_close(direction, plain.direction(x).tensors[name])
+            for name, h in direction(model, x).tensors.items():
+                torch.testing.assert_close(h, direction(plain, x).tensors[name])
 
 
 def test_only_frozen_passes_run_on_packed_convolutions(net: nn.Sequential) -> None:
@@ -106,7 +106,7 @@ def test_only_frozen_passes_run_on_packed_convolutions(net: nn.Sequential) -> No
         assert layouts.of_pass(["1.weight"]) is layouts.frozen
         assert layouts.of_pass(["3.weight"]) is layouts.adapted
     assert layouts.of_pass([]) is layouts.adapted
-    with layouts.frozen.trees.holding({}) as tree:
+    with layouts.frozen.trees.replacing({}) as tree:
         assert isinstance(tree[3], Convolution)
 
 
@@ -114,7 +114,7 @@ def test_a_replaced_weight_counts_even_under_the_name_of_what_is_no_convolution(
     net = nn.Sequential(nn.ParameterList([torch.rand(4, 3, 3, 3)]), nn.Conv2d(3, 4, 3)).requires_grad_(False)
     net[1].weight = net[0][0]  # it goes by the name of the list
     replaced, layouts = {"0.0": torch.rand(4, 3, 3, 3)}, Layouts.of(net, frozen=True, adapted=True)
-    with torch.no_grad(), layouts.of_pass(replaced).trees.holding(replaced) as tree:
+    with torch.no_grad(), layouts.of_pass(replaced).trees.replacing(replaced) as tree:
         torch.testing.assert_close(tree[1](x), F.conv2d(x, replaced["0.0"], net[1].bias))
 
 
@@ -122,7 +122,7 @@ def test_threads_share_one_packed_weight(net: nn.Sequential, x: Tensor) -> None:
     layouts, packed = Layouts.of(net, frozen=True, adapted=False), list[int]()
 
     def run() -> None:
-        with layouts.frozen.trees.holding({}) as tree, torch.no_grad():
+        with layouts.frozen.trees.replacing({}) as tree, torch.no_grad():
             tree(x)
             packed.append(id(tree[0]._convolve._packed))
 
@@ -153,5 +153,5 @@ def test_a_network_that_depends_on_memory_refuses_channels_last_and_is_left_whol
     with pytest.raises(InputError, match="view"):
         other.frozen(x)
     with pytest.raises(InputError, match="view"):
-        other.direction(x)
+        direction(other, x)
     assert model.frozen(x).logits.shape == (5, 4)

@@ -30,14 +30,14 @@ def replaced() -> dict[str, Tensor]:
 
 def test_a_pass_with_replaced_tensors_is_that_of_functional_call(replaced: dict[str, Tensor]) -> None:
     net, x = tied(), torch.rand(4, 3)
-    with Trees(net).holding(replaced) as tree:
+    with Trees(net).replacing(replaced) as tree:
         assert torch.equal(tree(x), functional_call(net, replaced, x))
 
 
 def test_a_tied_tensor_is_replaced_in_all_its_places_under_either_name() -> None:
     net, x, weight = tied(), torch.rand(4, 3), torch.randn(3, 3)
     for name in ("0.weight", "2.weight"):
-        with Trees(net).holding({name: weight}) as tree:
+        with Trees(net).replacing({name: weight}) as tree:
             assert torch.equal(tree(x), functional_call(net, {name: weight}, x))
 
 
@@ -46,10 +46,10 @@ def test_a_thread_sees_nothing_of_what_another_replaced(replaced: dict[str, Tens
     trees = Trees(net)
 
     def look() -> None:
-        with trees.holding({}) as tree:
+        with trees.replacing({}) as tree:
             seen.append(tree(x))
 
-    with trees.holding(replaced):
+    with trees.replacing(replaced):
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
@@ -59,15 +59,15 @@ def test_a_thread_sees_nothing_of_what_another_replaced(replaced: dict[str, Tens
 def test_the_tensors_return_to_their_places_even_after_an_error(replaced: dict[str, Tensor]) -> None:
     net, x = tied(), torch.rand(4, 3)
     trees = Trees(net)
-    with pytest.raises(RuntimeError), trees.holding(replaced) as tree:
+    with pytest.raises(RuntimeError), trees.replacing(replaced) as tree:
         tree(torch.rand(4, 5))
-    with trees.holding({}) as tree:
+    with trees.replacing({}) as tree:
         assert torch.equal(tree(x), net(x))
         assert all(mine is theirs for mine, theirs in zip(tree.parameters(), net.parameters(), strict=True))
 
 
 def test_gradients_flow_to_replaced_tensors(replaced: dict[str, Tensor]) -> None:
     leaf = replaced["0.weight"].requires_grad_()
-    with Trees(tied()).holding({"0.weight": leaf}) as tree:
+    with Trees(tied()).replacing({"0.weight": leaf}) as tree:
         (gradient,) = torch.autograd.grad(tree(torch.rand(4, 3)).sum(), [leaf])
     assert bool(gradient.any())

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from acclimate_adapters import State, create
-from acclimate_adapters.compression.coding import decode, encode, sensitivity
+from acclimate_adapters.compression.coding import decode, encode
+from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_service.settings import Settings, SettingsError, read_settings
 
 DEFAULT = Settings().state_budget

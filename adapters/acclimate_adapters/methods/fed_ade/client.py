@@ -9,7 +9,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step, require
 from acclimate_adapters.errors import ConfigurationError, StateMismatch
-from acclimate_adapters.functional import entropy, keyed_generator, single
+from acclimate_adapters.functional import at_least_float32, entropy, keyed_generator
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.methods.bbse import mean_prediction
 from acclimate_adapters.methods.fed_ade.risk import (
@@ -75,6 +75,7 @@ class FedAde:
 
     name: ClassVar[str] = "fed_ade"
     layout: ClassVar[int] = 1
+    uncorrectable: ClassVar[str] = "fitted to the client's class prior already"
 
     eta_min: float = real(5e-6, low=0.0, high=10.0, doc="learning rate without drift")
     eta_max: float = real(1e-4, low=0.0, high=10.0, doc="learning rate at the largest drift")
@@ -106,7 +107,7 @@ class FedAde:
         """
         require(self, model)
         model.source.confusion_matrix(self.mode)  # a missing one is an error now, not at the first batch
-        features = single(anchors_of(model).features)
+        features = at_least_float32(anchors_of(model).features)
         uniform = features.new_full((model.classes,), 1 / model.classes)
         tensors = {"q": uniform, "z": mean_unit_feature(features)}
         tensors |= {PERSONAL + name: model.tensor(name) for name in head_modules(model)}
@@ -261,7 +262,7 @@ def measure_drift(q_before: Tensor, z_before: Tensor, logits: Tensor, features: 
     Returns:
         The drift. A z without direction is not kept: the next batch is compared with the last one that had any.
     """
-    q, z = single(logits).softmax(-1).mean(0), mean_unit_feature(single(features))
+    q, z = at_least_float32(logits).softmax(-1).mean(0), mean_unit_feature(at_least_float32(features))
     uncertainty, representation = cosine_distance(q_before, q), cosine_distance(z_before, z)
     defined = uncertainty is not None and representation is not None
     kept = z if float(torch.linalg.vector_norm(z)) > NO_DIRECTION else z_before

@@ -1,14 +1,45 @@
-"""How a client of FedTHE enrols: its personal head and local descriptor, from labelled examples."""
+"""How a client of FedTHE enrols: its personal head and local descriptor, from labelled examples that may be kept."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from acclimate_adapters.errors import InputError, MissingSource
-from acclimate_adapters.functional import class_labels, single
+from acclimate_adapters.functional import at_least_float32, class_labels
+from acclimate_adapters.methods.ring import Ring
 from acclimate_adapters.network.model import FrozenModel
 
 HEAD_EPOCHS, HEAD_BATCH, HEAD_LR, HEAD_WEIGHT_DECAY = 100, 32, 0.01, 5e-4  # the paper's 100 rounds of one epoch each
+
+
+class Examples(NamedTuple):
+    """The last labelled examples of a client, by their features, in two rings of one length."""
+
+    features: Ring  # [most, d]
+    labels: Ring  # [most]
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Tensor], most: int, width: int, like: Tensor) -> "Examples":
+        """Those of a state's tensors, or none yet, on the device and in the precision of another tensor."""
+        seen = tensors.get("examples_seen", torch.tensor(0))
+        features = tensors.get("examples", torch.zeros(most, width)).to(like)
+        labels = tensors.get("example_labels", torch.zeros(most, dtype=torch.int64)).to(like.device)
+        return cls(Ring(features, seen), Ring(labels, seen))
+
+    def with_more(self, features: Tensor, labels: Tensor) -> "Examples":
+        """With more examples [N, d] and [N], the oldest ones left out where there is no room."""
+        return Examples(self.features.push(features), self.labels.push(labels))
+
+    def pack(self) -> dict[str, Tensor]:
+        """The inverse of `unpack`."""
+        return {
+            "examples": self.features.buffer,
+            "example_labels": self.labels.buffer,
+            "examples_seen": self.features.seen,
+        }
 
 
 def enrol(model: FrozenModel, seed: int, enrolment: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -46,7 +77,7 @@ def personalise(model: FrozenModel, x: Tensor, labels: Tensor, seed: int) -> tup
         labels: [N], int64 in 0..K-1.
         seed: order of the examples.
     """
-    features = single(model.features(x))
+    features = at_least_float32(model.features(x))
     labels = class_labels(labels, len(features), model.classes)
     targets = one_hot(labels.to(features.device), model.classes).to(features.dtype)
     return train_head(features, targets, seed), features.mean(0)
@@ -86,4 +117,4 @@ def _fitting(model: FrozenModel, name: str, tensor: Tensor, shape: tuple[int, ..
     """A copy of an enrolled tensor in the model's precision, single at least."""
     if tensor.shape != shape or not bool(torch.isfinite(tensor).all()):
         raise InputError(f"{name} must be finite and of shape {[*shape]}; its shape is {[*tensor.shape]}")
-    return single(tensor.to(model.device, model.dtype, copy=True))
+    return at_least_float32(tensor.to(model.device, model.dtype, copy=True))

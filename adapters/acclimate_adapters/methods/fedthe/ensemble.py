@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, one_hot
 
 from acclimate_adapters.adapter import Signal, Step
-from acclimate_adapters.functional import class_labels, entropy, numbers, single
+from acclimate_adapters.functional import at_least_float32, class_labels, entropy, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.learning import Labelled
-from acclimate_adapters.methods.fedthe.enrolment import enrol, enrolled, global_descriptor, train_head
-from acclimate_adapters.methods.fedthe.examples import Examples
+from acclimate_adapters.labels import Labelled
+from acclimate_adapters.methods.fedthe.enrolment import Examples, enrol, enrolled, global_descriptor, train_head
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import State
 
@@ -104,7 +103,7 @@ class FedThe:
         state.require(self.name, self.layout, model.content_hash)
         if rows.x is None:
             return state
-        features = single(model.features(rows.x))
+        features = at_least_float32(model.features(rows.x))
         labels = class_labels(rows.labels, len(features), model.classes).to(features.device)
         known = Examples.unpack(state.tensors, self.examples, model.feature_size, features).with_more(features, labels)
         examples = known.features.rows()
@@ -123,7 +122,7 @@ class FedThe:
             return answer_unenrolled(frozen, state)
         settings = Settings(self.alpha, self.beta, self.steps, self.lr)
         mixture, new = mix_heads(model, state, frozen, settings, causal=self.history == "paper")
-        mixed = mix(mixture.weight, single(frozen.logits), mixture.personal)
+        mixed = mix(mixture.weight, at_least_float32(frozen.logits), mixture.personal)
         logits = require_finite(mixed.to(frozen.logits.dtype))
         after = state.next({**state.tensors, **new})
         return Step(logits, after, mixture_signals(logits, mixture), frozen.logits, frozen.features)
@@ -155,7 +154,7 @@ def mix_heads(
     Returns:
         The mixture, and the tensors of the next state.
     """
-    features, global_logits = single(frozen.features), single(frozen.logits)
+    features, global_logits = at_least_float32(frozen.features), at_least_float32(frozen.logits)
     head, local, history = (state.tensors[name].to(features) for name in ("personal_head", "descriptor", "history"))
     start = history if int(state.tensors["samples"]) else features[0]
     histories, history = fold_history(features, start, settings.alpha, causal=causal)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step
-from acclimate_adapters.functional import keyed_generator, single
+from acclimate_adapters.functional import at_least_float32, keyed_generator
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.methods.fedthe.enrolment import enrol
 from acclimate_adapters.methods.fedthe.ensemble import Settings, answer_unenrolled, mix_heads, mixture_signals
@@ -120,5 +120,5 @@ def tune(
 
 def mix_pass(answer: Pass, head: Tensor, e: float) -> Pass:
     """A pass of the network with the mixed logits of both heads; gradients flow."""
-    personal, shared = single(answer.features) @ head.T, single(answer.logits)
+    personal, shared = at_least_float32(answer.features) @ head.T, at_least_float32(answer.logits)
     return Pass(answer.features, torch.lerp(personal, shared, e).to(answer.logits.dtype))
