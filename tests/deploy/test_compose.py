@@ -1,6 +1,5 @@
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from acclimate_service.state.errors import StoreUnfit
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-CHECKER = Path(sys.executable).parent / "check-jsonschema"
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +18,20 @@ def services():
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 
 
-def validate(path):
-    command = [CHECKER, "--builtin-schema", "vendor.compose-spec", path]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def validate(program):
+    """Compare a file with the specification of Compose."""
+    command = [program("check-jsonschema"), "--builtin-schema", "vendor.compose-spec"]
+    return lambda path: subprocess.run([*command, path], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml", "compose.cluster.yaml"])
-def test_the_file_obeys_the_compose_specification(name):
+def test_the_file_obeys_the_compose_specification(validate, name):
     verdict = validate(DEPLOY / name)
     assert verdict.returncode == 0, verdict.stdout
 
 
-def test_a_misspelt_key_is_against_the_compose_specification(tmp_path):
+def test_a_misspelt_key_is_against_the_compose_specification(validate, tmp_path):
     spoiled = (DEPLOY / "compose.yaml").read_text().replace("depends_on:", "depend_on:")
     (tmp_path / "compose.yaml").write_text(spoiled)
     assert "depend_on" in validate(tmp_path / "compose.yaml").stdout

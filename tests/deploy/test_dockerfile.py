@@ -1,7 +1,6 @@
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HADOLINT = Path(sys.executable).parent / "hadolint"
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +19,19 @@ def arguments(dockerfile, keyword, stage="runtime-cpu"):
     return [one.arguments for one in dockerfile if (one.stage, one.keyword) == (stage, keyword)]
 
 
-def lint(path):
-    return subprocess.run([HADOLINT, "--no-color", path], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def lint(program):
+    """Lint a Dockerfile."""
+    command = [program("hadolint"), "--no-color"]
+    return lambda path: subprocess.run([*command, path], capture_output=True, text=True, check=False)
 
 
-def test_the_dockerfile_has_nothing_the_linter_objects_to():
+def test_the_dockerfile_has_nothing_the_linter_objects_to(lint):
     verdict = lint(ROOT / "Dockerfile")
     assert verdict.returncode == 0, verdict.stdout
 
 
-def test_the_linter_objects_to_an_entrypoint_in_shell_form_which_swallows_the_stop_signal(tmp_path):
+def test_the_linter_objects_to_an_entrypoint_in_shell_form_which_swallows_the_stop_signal(lint, tmp_path):
     spoiled = (ROOT / "Dockerfile").read_text().replace('ENTRYPOINT ["acclimate"]', "ENTRYPOINT acclimate")
     (tmp_path / "Dockerfile").write_text(spoiled)
     assert "DL3025" in lint(tmp_path / "Dockerfile").stdout

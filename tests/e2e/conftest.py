@@ -15,7 +15,6 @@ from acclimate_adapters import create, guarded_step
 from acclimate_store import Catalogue
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `exactly_once`
-from exactly_once.processes import find_nginx
 
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "model_store" / "bundles"
@@ -101,7 +100,6 @@ def serial() -> Callable[..., list[NDArray[np.float64]]]:
 
 
 @pytest.fixture(scope="session")
-def balanced() -> None:
+def balanced(program: Callable[[str], str]) -> None:
     """The test needs nginx, which is no Python package."""
-    if find_nginx() is None:
-        pytest.skip("nginx is not installed")
+    program("nginx")

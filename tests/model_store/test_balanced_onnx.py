@@ -15,6 +15,8 @@ from acclimate_adapters.balanced.moments import source_moments
 from acclimate_store import Bundle, Catalogue, GraphError, load_streams
 from acclimate_store.onnx_graphs import OnnxPasses, export_balanced, export_stem
 
+pytestmark = pytest.mark.integration
+
 STORE = Path(__file__).parents[2] / "model_store"
 SIZES = (20, 1, 7)
 

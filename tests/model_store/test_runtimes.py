@@ -25,6 +25,8 @@ from acclimate_store.files import GRAPHS
 from acclimate_store.onnx_graphs import provider_for
 from acclimate_store.shallow_cnn import ShallowCNN
 
+pytestmark = pytest.mark.integration
+
 SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
 
 

@@ -216,7 +216,9 @@ def running(settings: Settings) -> Iterator[Replica]:
 
 
 @pytest.fixture
-def make_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Replica]]:
+def make_replica(
+    integration: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Replica]]:
     """Start a service with settings of its own."""
     monkeypatch.setitem(ADAPTERS, "gated", Gated)
     monkeypatch.setitem(ADAPTERS, "failing", Failing)
@@ -233,7 +235,7 @@ def make_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
 
 @pytest.fixture(scope="session")
-def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+def replica(integration: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     """A service that many tests share, each with clients of its own."""
     data_dir = tmp_path_factory.mktemp("shared")
     settings = Settings(data_dir=data_dir, model_store=BUNDLES, threads=1, state_budget=EXACT)
@@ -242,7 +244,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
 
 
 @pytest.fixture(scope="session")
-def run_service() -> Callable[..., AbstractContextManager[Replica]]:
+def run_service(integration: None) -> Callable[..., AbstractContextManager[Replica]]:
     """Run a service with these settings for a block."""
     defaults = {"model_store": BUNDLES, "threads": 1, "state_budget": EXACT}
     return lambda **settings: running(Settings(**{**defaults, **settings}))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -67,9 +68,13 @@ def test_first_step_from_a_uniform_prior_is_the_mean_posterior(logit_model: Make
 @pytest.mark.filterwarnings("ignore:the method has reached the maximum number of iterations")
 @pytest.mark.parametrize("steps", [2, 30, 1000])
 def test_prior_is_that_of_quapy(
-    model: FrozenModel, streams: Tensor, steps: int, monkeypatch: pytest.MonkeyPatch
+    module: Callable[[str], ModuleType],
+    model: FrozenModel,
+    streams: Tensor,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    emq = pytest.importorskip("quapy.method.aggregative").EMQ
+    emq = module("quapy.method.aggregative").EMQ
     monkeypatch.setattr(emq, "MAX_ITER", steps)
     p_s = np.array([0.19] + [0.09] * 9)
     log_p = model.frozen(streams[1].flatten(0, 1)).logits.double().log_softmax(-1)

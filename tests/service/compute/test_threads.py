@@ -70,6 +70,7 @@ def test_where_no_thread_may_yield_it_works_all_the_same(monkeypatch):
         assert threads.submit(torch.get_num_threads).result() == 1
 
 
+@pytest.mark.integration
 async def test_what_a_service_does_beside_its_steps_is_held_to_one(tmp_path: Path):
     async with open_service(Settings(data_dir=tmp_path, model_store=BUNDLES, threads=2)):
         torch.set_num_threads(2)  # as a step does that begins just now

@@ -147,7 +147,7 @@ class Replica:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def redis_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedRedis]:
+async def redis_server(integration: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedRedis]:
     async with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -241,7 +241,7 @@ async def make_replica(make_store: Callable[..., StateStore]) -> AsyncIterator[C
 
 
 @pytest.fixture(scope="session")
-def cluster_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+def cluster_servers(integration: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     with redis_cluster(tmp_path_factory.mktemp("cluster")) as servers:
         yield servers
 

@@ -98,11 +98,13 @@ async def test_a_rare_history_goes_wrong_only_without_its_safeguard(lab: Lab, sc
         assert await scenario(lab, mutation) != []
 
 
+@pytest.mark.integration
 async def test_histories_under_a_redis_that_is_killed_break_no_promise(tmp_path):
     report = await directed.killed_server(tmp_path, range(40_000, 40_024))
     assert not report.violations, report
 
 
+@pytest.mark.integration
 async def test_without_an_append_only_file_they_do(tmp_path):
     report = await directed.killed_server(tmp_path, range(40_000, 40_024), durable=False)
     assert report.violations

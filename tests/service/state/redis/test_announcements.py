@@ -83,6 +83,7 @@ async def test_after_an_interruption_it_is_said_that_messages_may_be_missing(sin
     await replica.until("missed", "missed", "default/cam-7")
 
 
+@pytest.mark.integration
 async def test_it_begins_once_there_is_a_redis(tmp_path, make_listener):
     link = Server(dial(f"unix://{tmp_path}/redis.sock"))
     replica = make_listener(link)

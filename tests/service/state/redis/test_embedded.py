@@ -22,6 +22,8 @@ from acclimate_service.state.redis.embedded import (
     find_server,
 )
 
+pytestmark = pytest.mark.integration
+
 SERVICE = """
 import asyncio, sys
 from pathlib import Path
