@@ -11,7 +11,8 @@ from torch import Tensor
 
 from acclimate_adapters.errors import ConfigurationError
 
-PRIOR_TOLERANCE = 1e-3  # a prior stored in single precision still sums to 1 within this
+TOLERANCE = 1e-3  # probabilities stored in single or half precision still sum to 1 within this
+SMALLEST_PRIOR = torch.finfo(torch.float32).tiny  # below it single precision, in which priors are compared, has only 0
 
 
 class Anchors(NamedTuple):
@@ -29,15 +30,17 @@ class Source:
         prior: p_s [K], the class prior of training; positive, sums to 1.
         rates: adaptation rate alpha of each module by tensor name (ATP); any finite number, negative ones included. A
             module without an entry has rate 0. None when no rates were learned.
-        confusion: [K, K], M[i, j] = P(predicted i | true j): columns sum to 1. A mapping with the keys "soft" (mean
-            softmax) and "hard" (argmax counts) gives each estimator its own; a single matrix serves both.
+        confusion: [K, K], M[i, j] = P(predicted i | true j): no entry is negative and columns sum to 1; a column of
+            zeros stands for a class that no measured row had. A mapping with the keys "soft" (mean softmax) and "hard"
+            (argmax counts) gives each estimator its own; a single matrix serves both.
         prototypes: [K, d], mean feature of each class.
         descriptor: [d], mean feature over the source clients (FedTHE's h^g).
         anchors: labelled source examples.
         moments: `<BN layer>.class_mean|class_square|row_var` to tensors of shape [K, C], [K, C] and [C].
 
     Raises:
-        ConfigurationError: a quantity is not finite or its shape does not fit the prior.
+        ConfigurationError: a quantity is not finite, its shape does not fit the prior, or it is not what it is said to
+            be: a prior that is no distribution, a confusion matrix by rows.
     """
 
     prior: Tensor
@@ -107,13 +110,19 @@ def _check(source: Source) -> None:
         raise ConfigurationError(
             f"source.prior needs one entry per class, at least 2; it has shape {list(prior.shape)}"
         )
-    if bool((prior <= 0).any()) or abs(float(prior.sum()) - 1) > PRIOR_TOLERANCE:
+    if bool((prior <= 0).any()) or abs(float(prior.sum()) - 1) > TOLERANCE:
         raise ConfigurationError(
             "source.prior must be positive and sum to 1: a class that was never trained on has none"
+        )
+    if float(prior.min()) < SMALLEST_PRIOR:
+        raise ConfigurationError(
+            f"source.prior gives class {int(prior.argmin())} {float(prior.min()):.1e}, which is 0 in single precision: "
+            "leave the class out, or give it what one row of it counts"
         )
     k = len(prior)
     for name, shape in {"prototypes": (k, None), "confusion": (k, k), "descriptor": (None,)}.items():
         _check_shape(source, name, shape)
+    _check_confusion(source)
     for module, rate in (source.rates or {}).items():
         if not math.isfinite(rate):
             raise ConfigurationError(f"the adaptation rate of {module} is {rate}")
@@ -129,3 +138,23 @@ def _check_shape(source: Source, name: str, shape: tuple[int | None, ...]) -> No
         if not fits:
             wanted = [size if size is not None else "any" for size in shape]
             raise ConfigurationError(f"source.{key} has shape {list(tensor.shape)}, expected {wanted}")
+
+
+def _check_confusion(source: Source) -> None:
+    """Refuse what is no confusion matrix by columns; `bbse` and `fed_ade` would invert it all the same."""
+    for key, matrix in source.tensors().items():
+        if key.split(".")[0] != "confusion":
+            continue
+        columns, rows = (_distributions(side) for side in (matrix.T, matrix))
+        if not columns:
+            hint = "; its rows do: transpose it" if rows else ""
+            raise ConfigurationError(
+                f"source.{key} holds P(predicted i | true j): no entry is negative and each column sums to 1, or to 0 "
+                f"for a class without rows{hint}"
+            )
+
+
+def _distributions(rows: Tensor) -> bool:
+    """Whether each row of a matrix is a distribution, or zero."""
+    sums = rows.double().sum(dim=1)
+    return bool((rows >= 0).all()) and bool((((sums - 1).abs() <= TOLERANCE) | (sums == 0)).all())

@@ -21,8 +21,6 @@ from acclimate_store.files import (
 )
 from acclimate_store.manifest import InputSpec, Record, parse_strictly
 
-COLUMN_TOLERANCE = 1e-3  # columns of a confusion matrix stored in single precision still sum to 1 within this
-
 _ANCHORS = ("anchors.inputs", "anchors.labels")
 _MOMENTS = ("class_mean", "class_square", "row_var")
 _NAME = re.compile(
@@ -66,7 +64,7 @@ def read_source(directory: Path, spec: InputSpec, device: torch.device | str = "
     record = parse_strictly(SourceRecord, SOURCE_RECORD_FILE, record_path.read_bytes())
     found = read_tensors(directory, SOURCE_FILE, device)
     _refuse(_name_problems(found))
-    _refuse([*non_finite(found), *_confusion_problems(found), *_anchor_problems(found, spec)])
+    _refuse([*non_finite(found), *_anchor_problems(found, spec)])
     try:
         return _assemble(found, record.rates)
     except ConfigurationError as error:
@@ -99,15 +97,6 @@ def _name_problems(found: Mapping[str, Tensor]) -> Iterator[str]:
     present = [name for name in _ANCHORS if name in found]
     if len(present) == 1:
         yield f"{present[0]} needs its partner of {' and '.join(_ANCHORS)}"
-
-
-def _confusion_problems(found: Mapping[str, Tensor]) -> Iterator[str]:
-    for name, matrix in found.items():
-        if not name.startswith("confusion"):
-            continue
-        columns = matrix.sum(dim=0)
-        if bool((matrix < 0).any()) or bool(((columns - 1).abs() > COLUMN_TOLERANCE).any()):
-            yield f"{name} holds P(predicted i | true j): no entry is negative and each column sums to 1"
 
 
 def _anchor_problems(found: Mapping[str, Tensor], spec: InputSpec) -> Iterator[str]:
