@@ -1,6 +1,6 @@
 """ATP: adaptation with one learned rate per module (Bao et al., NeurIPS 2023)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.compression.sensitivity import scale
 from acclimate_adapters.errors import StateMismatch
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice
 from acclimate_adapters.network.direction import Direction, direction
 from acclimate_adapters.network.graphs import Outcome
@@ -64,8 +64,7 @@ class Atp:
         """
         require(self, model)
         kept = active_modules(model) if self.mode == "online" else ()
-        zeros = {name: torch.zeros_like(model.tensor(name)) for name in kept}
-        return State(self.name, self.layout, model.content_hash, tensors=zeros)
+        return State(self.name, self.layout, model.content_hash, tensors=no_direction(model, kept))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
@@ -90,13 +89,22 @@ def active_modules(model: FrozenModel) -> tuple[str, ...]:
     return tuple(name for name in model.modules if rates.get(name, 0.0) != 0.0)
 
 
+def no_direction(model: FrozenModel, modules: Iterable[str]) -> dict[str, Tensor]:
+    """The mean direction before the first batch: zeros, in single precision at least.
+
+    In half precision the step of a mean, of the order of 1 / k, soon is less than half of its last digit.
+    """
+    return {name: torch.zeros_like(at_least_float32(model.tensor(name))) for name in modules}
+
+
 def mean_direction(mean: Mapping[str, Tensor], h: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     """Mean of k directions from the mean of the first k - 1 and the k-th (Algorithm 2, line 8).
 
     Written as mean + (h - mean) / k, which stays exact to single precision for any k that occurs. The result takes the
     place of h, which is this batch's own; `mean`, which belongs to a state, stays what it is.
     """
-    return {name: torch.lerp(mean[name].to(new), new, 1.0 / k, out=new) for name, new in h.items()}
+    own = {name: at_least_float32(new) for name, new in h.items()}
+    return {name: torch.lerp(mean[name].to(new), new, 1.0 / k, out=new) for name, new in own.items()}
 
 
 def answer(
@@ -151,10 +159,15 @@ def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float
     Returns:
         The modules by name, and how many variances were clamped, a tensor [].
     """
-    adapted = {name: torch.add(model.tensor(name), part, alpha=rates[name]) for name, part in h.items()}
+    adapted = {name: _moved(model.tensor(name), part, rates[name]) for name, part in h.items()}
     variances = [tensor for name, tensor in adapted.items() if name.endswith(VARIANCE)]
     if not variances:
         return adapted, torch.zeros((), device=model.device)
     clamped = (torch.cat(variances) < 0).sum()
     torch._foreach_clamp_min_(variances, 0)
     return adapted, clamped
+
+
+def _moved(module: Tensor, part: Tensor, rate: float) -> Tensor:
+    """A module moved along its direction, in its own precision."""
+    return torch.add(module, part, alpha=rate).to(module.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from acclimate_adapters.adapter import Step, require
 from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.methods.atp import active_modules, answer, mean_direction
+from acclimate_adapters.methods.atp import active_modules, answer, mean_direction, no_direction
 from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import State
@@ -87,7 +87,7 @@ class DynFed:
         modules = self._modules(model)
         learned = model.source.rates or {}
         rates = rate_tensors({name: learned.get(name, 0.0) for name in modules})
-        directions = {name: torch.zeros_like(model.tensor(name)) for name in modules if self.mode == "online"}
+        directions = no_direction(model, modules if self.mode == "online" else ())
         return State(self.name, self.layout, model.content_hash, tensors=rates | directions)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:

@@ -27,7 +27,8 @@ def direction(model: FrozenModel, x: Tensor, modules: Iterable[str] | None = Non
 
     Parameters: h = -gradient of the batch-mean entropy (Eq. 4).
     Running statistics: h = batch statistic - running statistic, with the unbiased variance (Eq. 5).
-    Both come from one pass in which every layer normalises by its running statistics.
+    Both come from one pass in which every layer normalises by its running statistics. A layer that does not run in it
+    has direction 0.
     Autograd stops at the earliest parameter asked for and does not run without one.
 
     Each size of batch has a graph of its own: rows that fill one up would change statistics and mean gradient.
@@ -56,7 +57,9 @@ def _direction(model: FrozenModel, x: Tensor, wanted: tuple[str, ...]) -> Outcom
         tensors = recorder.directions() | _descent(logits, leaves)
     constant = recorder.constant()
     constants = logits.new_zeros(()) if constant is None else constant
-    return Outcome((*(tensors[name] for name in wanted), logits.detach(), constants), tuple(recorder.undefined))
+    # a layer that only training runs, as the auxiliary heads of GoogLeNet and Inception have, saw no batch
+    directions = (tensors[name] if name in tensors else torch.zeros_like(model.tensor(name)) for name in wanted)
+    return Outcome((*directions, logits.detach(), constants), tuple(recorder.undefined))
 
 
 def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,11 +107,11 @@ class Recorder:
         return norm.by_statistics(x, norm.running_mean, norm.running_var)
 
     def directions(self) -> dict[str, Tensor]:
-        """Batch statistic - running statistic by name, for each layer of which one was wanted, in the latter's type."""
+        """Batch statistic - running statistic by name, for each layer of which one was wanted; float32 at least."""
         if not self._names:
             return {}
         differences = torch._foreach_sub(self._batch, self._running)  # of all layers at once: they are small and many
-        return {n: d.to(r.dtype) for n, d, r in zip(self._names, differences, self._running, strict=True)}
+        return dict(zip(self._names, differences, strict=True))
 
     def constant(self) -> Tensor | None:
         """The number [] of channels whose values are all the same in this batch; None without a variance."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from acclimate_adapters.errors import ConfigurationError, InputError, NumericalError
+from acclimate_adapters.errors import AcclimateError, ConfigurationError, InputError, NumericalError
 from acclimate_adapters.functional import class_labels, finite
 from acclimate_adapters.network.freezing import check_source, content_hash, ordinary
 from acclimate_adapters.network.graphs import Graphs, Outcome, filled, graphs_for
@@ -17,6 +17,10 @@ from acclimate_adapters.network.probes import STATISTICS, Norm, Normalise, Probe
 from acclimate_adapters.source import Source
 
 T = TypeVar("T")
+
+REFUSALS = RuntimeError, ValueError, TypeError, IndexError, AssertionError
+"""What torch and networks raise at a batch of a shape that they cannot take: `torch._assert` in a vision transformer,
+an index in a network that looks at the third axis, and so on."""
 
 FEATURE_CHUNK = 128  # inputs per pass where any number may come at once
 
@@ -211,9 +215,9 @@ class FrozenModel:
         try:
             with layout.trees.replacing(tensors or {}) as tree:
                 logits = probe.run(tree, layout.laid_out(x))
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except (AcclimateError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except RuntimeError as error:
+        except REFUSALS as error:
             raise InputError(f"the network cannot take a batch of shape {[*x.shape]}: {error}") from error
         if probe.features is None or logits.shape != (x.shape[0], self.classes):
             raise ConfigurationError(

@@ -266,6 +266,36 @@ def test_batch_of_another_shape_is_refused() -> None:
         freeze(small_net()).frozen(torch.zeros(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        lambda x: x[:, :, :, :, 0],
+        lambda x: torch._assert(x.shape[-1] == 8, "wrong image height"),
+        lambda x: {}["no such size"] if x.dim() == 9 else x + "text",
+        lambda x: x.new_zeros(3, 4).reshape(-1)[x.shape[1] + 100],
+        lambda x: nn.functional.interpolate(x, size=(4, 4), mode="no such mode"),
+        lambda x: torch.nn.functional.batch_norm(x[:1, :, :1, :1], None, None, training=True),
+    ],
+    ids=["index", "assertion", "type", "range", "not implemented", "value"],
+)
+def test_batch_that_the_network_cannot_take_is_an_input_error_whatever_torch_raises(
+    refuse: Callable[[Tensor], object],
+) -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(9, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            refuse(x)
+            result: Tensor = self.head(x.flatten(1))
+            return result
+
+    model = FrozenModel.from_module(Picky(), classifier="head", source=Source(prior=torch.tensor([0.5, 0.5])))
+    with pytest.raises(InputError, match=r"cannot take a batch of shape \[2, 1, 3, 3\]"):
+        model.frozen(torch.zeros(2, 1, 3, 3))
+
+
 def test_every_kind_of_layer_of_a_residual_network_gets_a_direction() -> None:
     torch.manual_seed(0)
     net = torchvision.models.resnet18(num_classes=4)
