@@ -93,12 +93,12 @@ class Service:
 
     async def predict(self, batch: Batch) -> Reply:
         """Answer a batch as `Engine.predict` does, and show it to the challengers and to the next federated round."""
-        with self.admission.rows(batch.request.client.client, len(batch.images)):
+        with self.admission.rows.hold(batch.request.client.client, len(batch.images)):
             reply = await self.engine.predict(batch)
         if reply.life:
-            self.rounds.note(batch.request.client, reply.answer["adapter"])
+            self.rounds.note(batch.request.client, reply.configuration)
         if reply.life and reply.replayed == "none" and self.challengers is not None:
-            given = [each["index"] for each in reply.answer["predictions"]]
+            given = [each["index"] for each in reply.members["predictions"]]
             seen = replace(batch.request, life=reply.life)
             self.challengers.see(seen, batch.images, given, current=reply.configuration)
         return reply
@@ -127,6 +127,9 @@ class Service:
     def measure(self) -> None:
         """Bring the gauges up to date."""
         metrics, (entries, nbytes) = self.metrics.state, self.sessions.journals()
+        self.metrics.waiting.set(self.admission.batches.taken)
+        metrics.sessions.set(len(self.sessions))
+        metrics.cache_bytes.set(self.sessions.nbytes)
         metrics.journal_entries.set(entries)
         metrics.journal_bytes.set(nbytes)
         metrics.unreplicated.set(self.wire.unreplicated)
@@ -192,7 +195,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                 return Session(context)
 
             device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
-            return Sessions(begin, budget, observer, device_cache)
+            return Sessions(begin, budget, device_cache)
 
         fleet = None if settings.guard == "off" else fleet_of(model, settings.guard, settings.guard_alpha)
         pairs = None
@@ -221,7 +224,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             return Challenger(name, beside(name, name), trial)
 
         challengers = None
-        if fleet is not None:
+        if fleet is not None and names:
             challengers = Challengers([challenger(name, fleet) for name in names], settings.candidate_share, fleet)
             stack.push_async_callback(challengers.aclose, settings.drain_budget_s)
 
@@ -245,7 +248,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             wire=wire,
             store_facts=facts,
             sessions=sessions,
-            admission=Admission(settings.max_waiting, settings.max_waiting_rows, metrics),
+            admission=Admission(settings.max_waiting, settings.max_waiting_rows),
             engine=Engine(
                 sessions,
                 machine,

@@ -2,43 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Final
 
 from acclimate_service.errors import Problem
-from acclimate_service.metrics import Metrics
 
 _FEW: Final = 8
 """Batches that any client may have under way while there is a place at all."""
-
-
-class Admission:
-    """Lets batches in, as many as there is room for.
-
-    Args:
-        max_batches: most that may be under way; a client may have no more of them than it leaves free.
-        max_rows: most images in them, of those whose bodies have been read.
-        metrics: shows how many wait.
-    """
-
-    def __init__(self, max_batches: int, max_rows: int, metrics: Metrics) -> None:
-        self._batches = DynamicThreshold(max_batches, "batches", few=_FEW)
-        self._rows = DynamicThreshold(max_rows, "images")
-        self._metrics = metrics
-
-    @contextmanager
-    def batch(self, client: str) -> Iterator[None]:
-        """Count a batch from before its body is read until it is answered, which bounds the memory of all of them.
-
-        Raises:
-            Problem: `too_many_requests`.
-        """
-        with self._batches.hold(client), self._metrics.waiting.track_inprogress():
-            yield
-
-    def rows(self, client: str, number: int) -> AbstractContextManager[None]:
-        """Count the images of a batch once its body has been read; raises Problem as `batch` does."""
-        return self._rows.hold(client, number)
 
 
 class DynamicThreshold:
@@ -60,6 +30,11 @@ class DynamicThreshold:
         self._few = few
         self._taken: Counter[str] = Counter()
 
+    @property
+    def taken(self) -> int:
+        """How much is taken."""
+        return self._taken.total()
+
     @contextmanager
     def hold(self, client: str, amount: int = 1) -> Iterator[None]:
         """Take so much room for the block.
@@ -67,16 +42,6 @@ class DynamicThreshold:
         Raises:
             Problem: `too_many_requests`.
         """
-        self._check(client, amount)
-        self._taken[client] += amount
-        try:
-            yield
-        finally:
-            self._taken[client] -= amount
-            if not self._taken[client]:
-                del self._taken[client]
-
-    def _check(self, client: str, amount: int) -> None:
         total, own = self._taken.total(), self._taken[client]
         free = self._room - total
         if total and amount > free:
@@ -85,3 +50,23 @@ class DynamicThreshold:
         if own and own + amount > max(self._few, free):
             detail = f"{own} {self._of} of this client are waiting already, and room for {free} is kept for others"
             raise Problem("too_many_requests", f"{detail}; try again shortly")
+        self._taken[client] += amount
+        try:
+            yield
+        finally:
+            self._taken[client] -= amount
+            if not self._taken[client]:
+                del self._taken[client]
+
+
+class Admission:
+    """What may be under way.
+
+    Attributes:
+        batches: counted from before their bodies are read until they are answered, which bounds the memory of all.
+        rows: images in those whose bodies have been read.
+    """
+
+    def __init__(self, max_batches: int, max_rows: int) -> None:
+        self.batches = DynamicThreshold(max_batches, "batches", few=_FEW)
+        self.rows = DynamicThreshold(max_rows, "images")

@@ -96,8 +96,7 @@ class Clients:
                 return self._configured(present, configuration)
             if present is not None and self._same(present.config, configuration):
                 status = "restored" if present.has_state or present.base < present.seq else "reset"
-                answer = {**self._configurations.describe(configuration), "changed": False}
-                return Reply(answer, present.seq, status, committed=False)
+                return Reply(self._answer(configuration, changed=False), present.seq, status, committed=False)
             try:
                 applied = await turn.session.reset(turn.request, configuration)
                 await self._restart_evidence(request.client, applied)
@@ -160,7 +159,7 @@ class Clients:
             await turn.request.admit()
             done = await turn.session.reset(turn.request)
             await self._restart_evidence(request.client, done)
-            return Reply({"adapter": adapter}, done.seq, "reset", committed=True, replayed=done.replayed)
+            return Reply(orjson.dumps({"adapter": adapter}), done.seq, "reset", committed=True, replayed=done.replayed)
 
     async def delete(self, request: ClientRequest) -> None:
         """Remove a client and all that was learned for it; nothing happens when there is none."""
@@ -183,10 +182,13 @@ class Clients:
                 await self._fleet.begin_anew(client, stored.config, applied.life, applied.seq)
 
     def _configured(self, applied: Applied, configuration: str) -> Reply:
-        answer = {**self._configurations.describe(configuration), "changed": True}
+        answer = self._answer(configuration, changed=True)
         if applied.replayed != "none":  # all there was to answer is known already
             return Reply(answer, applied.seq, "reset", committed=True, replayed="stored")
         return Reply(answer, applied.seq, applied.status, committed=True)
+
+    def _answer(self, configuration: str, *, changed: bool) -> bytes:
+        return orjson.dumps({**self._configurations.describe(configuration), "changed": changed})
 
     def _same(self, one: str, other: str) -> bool:
         """Whether two configurations are of equal adapters, however many defaults they spell out."""

@@ -4,7 +4,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
 from numpy.typing import NDArray
 
 from acclimate_adapters import AcclimateError
@@ -12,7 +11,7 @@ from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions, Turn
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import canonical
-from acclimate_service.compute.steps import StepParameters, image_batch
+from acclimate_service.compute.steps import GUARD_SAID, StepParameters, image_batch
 from acclimate_service.errors import Problem
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Metrics
@@ -78,7 +77,6 @@ class Engine:
                 reply = await self._freeze(batch, turn, error)
         self._metrics.state.answers.labels(reply.replayed).inc()
         self._metrics.rows.inc(len(batch.images))
-        self._metrics.fallbacks.inc(reply.answer["signals"].get("fallback", 0))
         return reply
 
     async def warm_up(self, images: NDArray[Any], configuration: str) -> None:
@@ -90,8 +88,8 @@ class Engine:
         client = batch.request.client
         applied = await turn.session.apply(turn.request, image_batch(batch.images, self._parameters(batch)))
         reply = await self._replies.of(client, applied, turn.session.config or "")
-        if "guard" in reply.answer and reply.replayed == "none":
-            self._observe(client, **reply.answer["guard"])
+        if GUARD_SAID in reply.answer and reply.replayed == "none":
+            self._observe(client, **reply.members["guard"])
         return reply
 
     def _parameters(self, batch: Batch) -> StepParameters:
@@ -129,4 +127,4 @@ class Engine:
             _, answer = await self._machine.step(state, images, turn.request.admit)
         except Problem:  # too late for that: what is to be said is that the state is away
             raise error from None
-        return Reply(orjson.loads(answer), version=0, status="frozen", committed=error.committed)
+        return Reply(answer, version=0, status="frozen", committed=error.committed)

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapters import Configurations
@@ -53,7 +55,8 @@ class Feedback:
         reply = await self._replies.of(request.client, applied)
         if applied.answer is None:
             return reply
-        share = reply.answer["told"]
+        answer = reply.members
+        share = answer["told"]
         counts, configuration = Counts(*share["counts"]), share["configuration"]
         if counts.labelled:
             await fleet.tell(
@@ -65,11 +68,11 @@ class Feedback:
                 counts=counts,
             )
         if applied.replayed == "none":
-            for result, number in reply.answer["feedback"].items():
+            for result, number in answer["feedback"].items():
                 self._metrics.labels.labels(result).inc(number)
-        shown = {name: value for name, value in reply.answer.items() if name != "told"}
+        shown = {name: value for name, value in answer.items() if name != "told"}
         shown["guard"] = describe(counts, fleet.alpha, fleet.decide(counts, configuration))
-        return replace(reply, answer=shown, configuration=configuration)
+        return replace(reply, answer=orjson.dumps(shown), configuration=configuration)
 
     async def of_client(self, client: ClientScope, configuration: str) -> Mapping[str, Any] | None:
         """What a client's labels show under its present configuration; None without a guard."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.steps import GUARDED
 from acclimate_service.errors import CommittedField, Problem
 from acclimate_service.state import Applied, ClientScope, Description, Looked, StateStore
 
@@ -42,11 +43,6 @@ class ClientRequest:
     number: int = 0
     life: str = ""
 
-    @property
-    def patience(self) -> float:
-        """Seconds left until the deadline."""
-        return max(0.0, self.deadline - time.monotonic())
-
     async def admit(self) -> None:
         """Drop work that nobody waits for any more, before it is begun.
 
@@ -64,7 +60,7 @@ class Reply:
     """An answer and what became of the client's state.
 
     Args:
-        answer: what a repeat of the request gets too.
+        answer: JSON object, what a repeat of the request gets too.
         version: of the client's state.
         status: where the state was found.
         committed: whether this request is part of the client's history.
@@ -74,7 +70,7 @@ class Reply:
         configuration: of the client, where `life` is given and it is known.
     """
 
-    answer: Mapping[str, Any]
+    answer: bytes
     version: int
     status: str
     committed: CommittedField
@@ -82,6 +78,12 @@ class Reply:
     lost: int = 0
     life: str = ""
     configuration: str = ""
+
+    @property
+    def members(self) -> Mapping[str, Any]:
+        """What the answer says."""
+        members: Mapping[str, Any] = orjson.loads(self.answer)
+        return members
 
 
 def too_late() -> Problem:
@@ -158,9 +160,9 @@ class Replies:
             StateError: Redis failed; the request is part of the history all the same.
         """
         if applied.answer is None:
-            answer = {"adapter": await self.adapter_of(client), **_UNAVAILABLE}
+            answer = orjson.dumps({"adapter": await self.adapter_of(client), **_UNAVAILABLE})
         else:
-            answer = orjson.loads(applied.answer)
+            answer = applied.answer
         return Reply(
             answer=answer,
             version=applied.seq,
@@ -174,8 +176,7 @@ class Replies:
 
     def of_look(self, looked: Looked) -> Reply:
         """The reply to a batch that changes nothing."""
-        answer = orjson.loads(looked.answer)
-        return Reply(answer, looked.seq, _status(answer, looked.status), committed=False)
+        return Reply(looked.answer, looked.seq, _status(looked.answer, looked.status), committed=False)
 
     async def describe(self, client: ClientScope) -> Description | None:
         """What is stored of a client, but for the state itself; None if there is none."""
@@ -188,7 +189,6 @@ class Replies:
         return adapter
 
 
-def _status(answer: Mapping[str, Any], found: str) -> str:
+def _status(answer: bytes, found: str) -> str:
     """Where the state was found, unless there is something to be said about the answer itself."""
-    guarded = answer.get("guard", {}).get("answering") == "frozen"
-    return "guarded" if guarded and found != "rolled_back" else found
+    return "guarded" if GUARDED in answer and found != "rolled_back" else found

@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from acclimate_service.clients.requests import ClientRequest, too_late
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
-from acclimate_service.metrics import StateMetrics
 from acclimate_service.state import Claims, ClientScope, Request, Session
 from acclimate_service.state.tasks import Tasks
 
@@ -77,14 +77,12 @@ class Sessions:
         self,
         make: Callable[[ClientScope], ClientSession],
         budget: int,
-        metrics: StateMetrics,
         device_cache: DeviceCache | None = None,
     ) -> None:
         """Keep at most `budget` bytes of sessions that `make` makes; those on a device have a budget of their own."""
         self._make = make
         self._budget = budget
         self._kept = budget - budget // _SPARE
-        self._metrics = metrics
         self._device_cache = device_cache
         self._claims = Claims()
         self._turns = Turns()
@@ -107,19 +105,24 @@ class Sessions:
             Problem: `deadline_exceeded`, also from within the block, until `request.admit` has been passed there.
         """
         client = wanted.client.client
+        at_once = client in self._sessions and client not in self._turns
         try:
-            async with asyncio.timeout(wanted.patience) as limit:
+            async with asyncio.timeout(max(0.0, wanted.deadline - time.monotonic())) as limit:
 
                 async def admit() -> None:
                     await wanted.admit()
                     limit.reschedule(None)
 
                 request = Request(wanted.rid, wanted.fingerprint, admit, wanted.number, wanted.life)
-                with self._claims.hold(request), self._weighed(client):
-                    async with self._turns.hold(client):
-                        await self._room_for(client)
-                        await wanted.admit()
-                        yield Turn(self._session(wanted.client), request)
+                with self._claims.hold(request):
+                    try:
+                        async with self._turns.hold(client):
+                            if not at_once:
+                                await self._room_for(client)
+                                await wanted.admit()
+                            yield Turn(self._session(wanted.client), request)
+                    finally:
+                        self._account(client)
         except TimeoutError:
             if limit.expired():
                 raise too_late() from None
@@ -173,20 +176,18 @@ class Sessions:
         self._sessions.move_to_end(client.client)
         return session
 
-    @contextmanager
-    def _weighed(self, client: str) -> Iterator[None]:
-        """Account for what the block makes of a client's session, which nobody holds any more at its end."""
-        try:
-            yield
-        finally:
-            session = self._sessions.get(client)
-            if session is not None:
-                size = session.nbytes + _OVERHEAD
-                self.nbytes += size - self._sizes.get(client, 0)
-                self._sizes[client] = size
-                self._shrink(client)
-                self._spare_device(client, session)
-                self._gauge()
+    def _account(self, client: str) -> None:
+        """Weigh a client's session, which nobody holds any more, and make room if need be."""
+        session = self._sessions.get(client)
+        if session is None:
+            return
+        size = session.nbytes + _OVERHEAD
+        self.nbytes += size - self._sizes.get(client, 0)
+        self._sizes[client] = size
+        if self.nbytes > self._kept:
+            self._shrink(client)
+        if self._device_cache is not None:
+            self._spare_device(self._device_cache, client, session)
 
     def _shrink(self, latest: str) -> None:
         """Begin to evict what is not to be kept: the latest one if it has no room by itself, else the oldest."""
@@ -201,13 +202,11 @@ class Sessions:
             if excess <= 0:
                 break
 
-    def _spare_device(self, latest: str, session: ClientSession | None) -> None:
+    def _spare_device(self, cache: DeviceCache, latest: str, session: ClientSession | None) -> None:
         """Begin to move states that are beyond the budget of the device's memory to the host's."""
-        if self._device_cache is None:
-            return
-        for client in self._device_cache.used(latest, session.state if session else None):
+        for client in cache.used(latest, session.state if session else None):
             if client in self._sessions:
-                self._tasks.start(self._unload(client, self._sessions[client], self._device_cache))
+                self._tasks.start(self._unload(client, self._sessions[client], cache))
 
     async def _unload(self, client: str, session: ClientSession, cache: DeviceCache) -> None:
         state = session.state
@@ -216,14 +215,16 @@ class Sessions:
             # the end of a turn weighs it again; one that was evicted meanwhile says nothing of the next
             if client not in self._turns and self._sessions.get(client) is session:
                 session.exchange(state, moved)
-                self._spare_device(client, session)
+                self._spare_device(cache, client, session)
 
     async def _hand_over(self, client: str) -> None:
-        with self._weighed(client):
+        try:
             async with self._turns.hold(client):
                 session = self._sessions.get(client)
                 if session is not None:
                     await session.hand_over()
+        finally:
+            self._account(client)
 
     def _leave(self, client: str) -> asyncio.Task[None]:
         if client not in self._leaving:
@@ -240,11 +241,7 @@ class Sessions:
                 await session.aclose()
                 del self._sessions[client]
                 self.nbytes -= self._sizes.pop(client, 0)
-                self._spare_device(client, None)
-                self._gauge()
+                if self._device_cache is not None:
+                    self._spare_device(self._device_cache, client, None)
         finally:
             self._leaving.pop(client, None)
-
-    def _gauge(self) -> None:
-        self._metrics.cache_bytes.set(self.nbytes)
-        self._metrics.sessions.set(len(self._sessions))

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from acclimate_adapters import State
@@ -15,7 +16,7 @@ _RECORD_MAGIC: Final = b"ACCG"
 _RECORD_LENGTH: Final = struct.Struct(">I")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientState:
     """A client's state, the configuration of the adapter that goes on with it, and the record that the guard keeps."""
 
@@ -23,7 +24,7 @@ class ClientState:
     state: State
     record: Record | None = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """About how many bytes `pack` gives for an exact state."""
         record = self.record.nbytes if self.record else 0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,6 +23,12 @@ from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch
 from acclimate_store import Bundle
 
+GUARD_SAID: Final = b',"guard":{"answering":'
+GUARDED: Final = GUARD_SAID + b'"frozen"'
+"""In the bytes of an answer that says which model it is of, and of one that is the frozen model's. Quotes within strings
+are escaped: these bytes are found nowhere else."""
+_KEPT: Final = 256
+"""Configurations of which it is remembered how their steps run."""
 _ADAPTED: Final = Decision("adapted", "fleet_not_behind")
 
 
@@ -56,23 +62,34 @@ class StepParameters:
         return cls(probabilities, request_id, decisions, alpha)
 
 
-def image_batch(images: NDArray[Any], parameters: StepParameters | None = None) -> Batch:
+@dataclass(frozen=True, slots=True)
+class ImageBatch(Batch):
+    """A batch of images that this process was sent: what its parameters say is known without reading them."""
+
+    known: StepParameters = field(default_factory=StepParameters, repr=False, compare=False)
+
+
+def image_batch(images: NDArray[Any], parameters: StepParameters | None = None) -> ImageBatch:
     """A batch of images as a journal keeps it.
 
     Args:
         images: [B, C, H, W], uint8 or float32, before normalisation.
         parameters: what else decides the step; by default, what nobody asked for is left out.
     """
-    content = np.ascontiguousarray(images)
-    return Batch(content.dtype.name, content.shape, content.data, (parameters or StepParameters()).encode())
+    content, known = np.ascontiguousarray(images), parameters or StepParameters()
+    return ImageBatch(content.dtype.name, content.shape, content.data, known.encode(), known=known)
 
 
 class Job(NamedTuple):
-    """A client's state, the batch to be folded into it, and what else decides the step."""
+    """A client's state, and the batch of images to be folded into it."""
 
     state: ClientState
     batch: Batch
-    parameters: StepParameters
+
+    @property
+    def parameters(self) -> StepParameters:
+        """What else decides the step."""
+        return self.batch.known if isinstance(self.batch, ImageBatch) else StepParameters.decode(self.batch.parameters)
 
 
 Done: TypeAlias = tuple[ClientState, bytes]
@@ -85,39 +102,39 @@ class Steps:
         self._bundle = bundle
         self._configurations = configurations
         self._metrics = metrics
+        self.may_share = lru_cache(_KEPT)(self._may_share)
+        self._in_torch = lru_cache(_KEPT)(self._runs_in_torch)
 
-    def may_share(self, job: Job) -> bool:
-        """Whether the step can share its passes of the network with others."""
+    def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
+        """The new state and the answer of each job, or what went wrong with it alone."""
+        torch_computes = any(map(self._in_torch, {job.state.configuration for job in jobs}))
+        done: list[Done | Exception] = []
+        with self._metrics.step_seconds.time(), nullcontext() if torch_computes else one_thread():
+            works = [attempt(partial(self._work, job)) for job in jobs]
+            sound = [work for work in works if isinstance(work, Work)]
+            steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes))
+            for job, work in zip(jobs, works, strict=True):
+                step = next(steps) if isinstance(work, Work) else work
+                done.append(attempt(partial(self._done, job, step)) if isinstance(step, Step) else step)
+        self._metrics.step_batches.observe(len(jobs))
+        self._metrics.step_rows.observe(sum([job.batch.shape[0] for job in jobs]))
+        return done
+
+    def _may_share(self, configuration: str) -> bool:
+        """Whether steps of an adapter can share their passes of the network with others."""
         try:
-            adapter = self._configurations.adapter(job.state.configuration)
+            adapter = self._configurations.adapter(configuration)
         except ConfigurationError:  # raised again, and dealt with, when the step is taken
             return False
         return mergeable(adapter, self._bundle.model)
 
-    def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
-        """The new state and the answer of each job, or what went wrong with it alone."""
-        with self._metrics.step_seconds.time(), nullcontext() if self._in_torch(jobs) else one_thread():
-            works = [attempt(partial(self._work, job)) for job in jobs]
-            sound = [work for work in works if isinstance(work, Work)]
-            steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes))
-            outcomes = [next(steps) if isinstance(work, Work) else work for work in works]
-            done = [self._done(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
-        self._metrics.step_batches.observe(len(jobs))
-        self._metrics.step_rows.observe(sum(job.batch.shape[0] for job in jobs))
-        return done
-
-    def take_one(self, job: Job) -> Done:
-        """The new state and the answer of one job; raises what went wrong."""
-        (done,) = self.take([job])
-        if isinstance(done, Exception):
-            raise done
-        return done
-
-    def _in_torch(self, jobs: Sequence[Job]) -> bool:
-        """Whether torch runs the network in the step of a job."""
-        model, passes = self._bundle.model, self._bundle.passes
-        adapters = [attempt(partial(self._configurations.adapter, job.state.configuration)) for job in jobs]
-        return any(not isinstance(each, Exception) and in_torch(each, model, passes) for each in adapters)
+    def _runs_in_torch(self, configuration: str) -> bool:
+        """Whether torch runs the network in the steps of an adapter."""
+        try:
+            adapter = self._configurations.adapter(configuration)
+        except ConfigurationError:
+            return False
+        return in_torch(adapter, self._bundle.model, self._bundle.passes)
 
     def _work(self, job: Job) -> Work:
         batch = job.batch
@@ -125,20 +142,20 @@ class Steps:
         adapter = self._configurations.adapter(job.state.configuration)
         return Work(adapter, job.state.state, x, compare=bool(job.parameters.request_id))
 
-    def _done(self, job: Job, outcome: Step | Exception) -> Done | Exception:
-        return attempt(partial(self._answer, job, outcome)) if isinstance(outcome, Step) else outcome
-
-    def _answer(self, job: Job, step: Step) -> Done:
-        state, batch, parameters = job
-        answer = partial(_encode, step, self._bundle.manifest.classes, parameters, batch.skipped)
+    def _done(self, job: Job, step: Step) -> Done:
+        state, parameters = job.state, job.parameters
+        self._metrics.fallbacks.inc(bool(step.signals.get("fallback")))
+        answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:
             return ClientState(state.configuration, step.state), answer(step.logits)
         before = state.record or Record()
         decision = by_own(before.counts, parameters.alpha) or parameters.against.get(state.configuration, _ADAPTED)
-        frozen, adapted = (logits.argmax(dim=-1).tolist() for logits in (step.frozen_logits, step.logits))
+        frozen, adapted = step.frozen_logits.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
         record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer)
         given = step.frozen_logits if decision.answer == "frozen" else step.logits
-        guard = _guard(decision, switched=decision.answer != before.answering)
+        switched, guard = decision.answer != before.answering, None
+        if switched or decision.answer == "frozen":
+            guard = {"answering": decision.answer, "because": decision.because, "switched": switched}
         return ClientState(state.configuration, step.state, record), answer(given, guard, parameters.request_id)
 
 
@@ -159,7 +176,7 @@ def _encode(
         parameters: whether to give the whole posterior.
         skipped_batches: missing in a numbered stream; one more signal, where there are any.
         logits: [B, K], of the prediction that is given: the step's own, or that of the frozen model.
-        guard: why it is that one, where that is to be said.
+        guard: why it is that one; said where it is the frozen one, or where the batch before was given the other.
         request_id: by which the rows can be told their labels; left out if they are not remembered.
     """
     probabilities = logits.double().softmax(dim=-1).cpu()
@@ -179,10 +196,3 @@ def _encode(
     if guard:
         answer["guard"] = guard
     return orjson.dumps(answer)
-
-
-def _guard(decision: Decision, *, switched: bool) -> Mapping[str, Any] | None:
-    """What is said of a decision: nothing, if the adapted prediction is given as it was before."""
-    if decision.answer == "adapted" and not switched:
-        return None
-    return {"answering": decision.answer, "because": decision.because, "switched": switched}

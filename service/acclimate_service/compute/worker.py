@@ -32,11 +32,6 @@ class _Waiting:
     admitted: bool = False
     outcome: asyncio.Future[Any] = field(default_factory=asyncio.Future)  # an error is one like any other
 
-    def settle(self, outcome: Any) -> None:
-        """Tell the outcome, unless nobody waits for it any more."""
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
-
 
 class Worker:
     """Runs one piece of work after the other, in the order of the callers, away from the event loop.
@@ -69,10 +64,9 @@ class Worker:
         Raises:
             Exception: whatever `admit` or `work` raises; when `admit` does, the work is not begun.
         """
-        result: T = await self._wait(_Waiting(_alone, work, None), admit)
-        return result
+        return await self.share(_alone, work, None, admit)
 
-    async def share(self, together: Together[W, T], work: W, rows: int, admit: Admit) -> T:
+    async def share(self, together: Together[W, T], work: W, rows: int | None, admit: Admit) -> T:
         """Like `run`, for work that `together` may do along with that of others who wait, and name the same `together`.
 
         Whose `admit` raises is left out; the others go on without.
@@ -80,20 +74,14 @@ class Worker:
         Args:
             together: called in the thread.
             work: handed to it.
-            rows: size of the work, of which at most `MOST_ROWS` come together; larger work comes alone.
+            rows: size of the work, of which at most `MOST_ROWS` come together; larger work comes alone, as does work
+                whose size is None.
             admit: as in `run`.
 
         Raises:
             Exception: whatever `admit` raises, or `together` gives for this work.
         """
-        result: T = await self._wait(_Waiting(together, work, rows), admit)
-        return result
-
-    def close(self) -> None:
-        """Finish the work at hand and stop the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
-    async def _wait(self, waiting: _Waiting, admit: Admit) -> Any:
+        waiting = _Waiting(together, work, rows)
         self._queue.append(waiting)
         if not self._group:
             self._begin()
@@ -104,10 +92,14 @@ class Worker:
             self._decide(waiting, admitted=False)
             raise
         self._decide(waiting, admitted=True)
-        outcome = await waiting.outcome
+        outcome: T | BaseException = await waiting.outcome
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    def close(self) -> None:
+        """Finish the work at hand and stop the thread."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _begin(self) -> None:
         """Let those whose turn it is next say whether their work is still wanted; the thread is free till then.
@@ -167,7 +159,8 @@ class Worker:
         except BaseException as error:
             outcomes = [error] * len(group)
         for waiting, outcome in zip(group, outcomes, strict=True):
-            waiting.settle(outcome)
+            if not waiting.outcome.done():  # else nobody waits for it any more
+                waiting.outcome.set_result(outcome)
 
 
 def _outcomes(together: Together[W, T], works: Sequence[W]) -> Sequence[T | Exception]:
@@ -178,6 +171,6 @@ def _outcomes(together: Together[W, T], works: Sequence[W]) -> Sequence[T | Exce
         return [error] * len(works)
 
 
-def _alone(works: Sequence[Callable[[], T]]) -> list[T | Exception]:
+def _alone(works: Sequence[Callable[[], T]]) -> Sequence[T | Exception]:
     (work,) = works
     return [work()]

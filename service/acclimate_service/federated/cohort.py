@@ -95,9 +95,9 @@ class Rounds:
         self._tenant = tenant
         self._tasks = Tasks()
 
-    def note(self, client: ClientScope, adapter: str) -> None:
+    def note(self, client: ClientScope, configuration: str) -> None:
         """Remember in the background that a client is active, which may fail: the next batch tells again."""
-        if adapter == FedAde.name:
+        if isinstance(self._configurations.adapter(configuration), FedAde):
             self._tasks.start(self._cohorts.note(client.client))
 
     async def run(self, most: int) -> Round:

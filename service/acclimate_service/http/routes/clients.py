@@ -84,7 +84,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             raise Problem("unsupported_media_type", f"a state is sent as {_STATE_TYPE}")
         precondition = Precondition.parse(request.headers.get("if-match"))
         context = RequestContext(service, request, client_id)
-        with service.admission.batch(client_id):
+        with service.admission.batches.hold(client_id):
             limit = service.settings.max_state_bytes
             wanted, data = await context.take(limit, lambda body: (body, (b"import", body)))
             return context.reply(await service.clients.import_state(wanted, data, precondition))

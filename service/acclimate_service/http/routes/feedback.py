@@ -61,7 +61,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
             return labels, (b"feedback", mark)
 
-        with service.admission.batch(client_id):
+        with service.admission.batches.hold(client_id):
             wanted, told = await context.take(limit, parse)
             return context.reply(await service.tell(wanted, told))
 

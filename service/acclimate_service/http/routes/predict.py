@@ -34,7 +34,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             images = context.images(body)
             return images, (b"predict", f"{kind_of(images)} {probabilities}".encode(), images.tobytes())
 
-        with service.admission.batch(client_id):
+        with service.admission.batches.hold(client_id):
             wanted, images = await context.take(limit, parse)
             wanted = replace(wanted, number=number)
             return context.reply(await service.predict(Batch(wanted, images, adapt, probabilities)))
@@ -47,7 +47,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             examples, parts = context.examples(body)
             return examples, (b"enroll", *parts)
 
-        with service.admission.batch(client_id):
+        with service.admission.batches.hold(client_id):
             wanted, examples = await context.take(limit, parse)
             return context.reply(await service.clients.enroll(wanted, examples))
 
