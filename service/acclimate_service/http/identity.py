@@ -6,7 +6,6 @@ import uuid
 from acclimate_service.errors import Problem
 from acclimate_service.state import ClientScope
 
-_CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _REQUEST = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
 
@@ -17,13 +16,10 @@ def client_scope(text: str, tenant: str) -> ClientScope:
     Raises:
         Problem: `invalid_client_id`.
     """
-    if _CLIENT.fullmatch(text):
+    try:
         return ClientScope(text, tenant)
-    raise Problem(
-        "invalid_client_id",
-        "a client id is 1 to 128 letters, digits, '.', '_', '~' or '-', the first a letter or digit; "
-        f"this one, of {len(text)} characters, is not: {text[:40]!r}",
-    )
+    except ValueError as error:
+        raise Problem("invalid_client_id", str(error)) from error
 
 
 def request_id(text: str | None) -> str:

@@ -8,6 +8,7 @@ import hmac
 import re
 import secrets
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Final
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
@@ -54,9 +55,9 @@ def check_model(model: str) -> str:
     return model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientScope:
-    """One client of one tenant, and the names of all its keys.
+    """One client of one tenant, and the names of all its keys, which are made once.
 
     Raises:
         ValueError: an id that does not start with a letter or digit, exceeds 128 characters or holds any other
@@ -70,8 +71,8 @@ class ClientScope:
         for what, name in (("client", self.client), ("tenant", self.tenant)):
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"{what} id is {name!r}; accepted are 1 to 128 letters, digits, '.', '_', '~' and '-', "
-                    "the first one a letter or digit"
+                    f"{what} id is {name[:40]!r}, of {len(name)} characters; accepted are 1 to 128 letters, digits, "
+                    "'.', '_', '~' and '-', the first one a letter or digit"
                 )
 
     def rid(self, idempotency_key: str) -> str:
@@ -80,51 +81,60 @@ class ClientScope:
 
     def digest(self) -> bytes:
         """16 bytes that name this client inside a stored state."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         return self._hash("")
 
     def _hash(self, text: str) -> bytes:
         return hashlib.sha256("\0".join((self.tenant, self.client, text)).encode()).digest()[:_RID_BYTES]
 
-    def _key(self, suffix: str) -> str:
-        return f"acc:{{{self.tenant}/{self.client}}}:{suffix}"
+    @cached_property
+    def _prefix(self) -> str:
+        return f"acc:{{{self.tenant}/{self.client}}}:"
 
-    @property
+    @cached_property
     def registry(self) -> str:
         """Hash: life of the client, its model scopes, bytes of stored answers."""
-        return self._key("r")
+        return f"{self._prefix}r"
 
-    @property
+    @cached_property
     def markers(self) -> str:
         """Hash: request id -> marker."""
-        return self._key("i")
+        return f"{self._prefix}i"
 
-    @property
+    @cached_property
     def marker_times(self) -> str:
         """Sorted set: request id -> milliseconds of its marker."""
-        return self._key("x")
+        return f"{self._prefix}x"
 
-    @property
+    @cached_property
     def answers(self) -> str:
         """Hash: request id -> stored answer."""
-        return self._key("a")
+        return f"{self._prefix}a"
 
-    @property
+    @cached_property
     def answer_times(self) -> str:
         """Sorted set: request id -> milliseconds of its answer."""
-        return self._key("y")
+        return f"{self._prefix}y"
 
     def head(self, model: str) -> str:
         """Hash: version, tag and inline state (or snapshot id) in one model scope."""
-        return self._key(f"{check_model(model)}:h")
+        return f"{self._prefix}{_checked(model)}:h"
 
     def journal(self, model: str) -> str:
         """Hash: the batches since the newest complete state."""
-        return self._key(f"{check_model(model)}:j")
+        return f"{self._prefix}{_checked(model)}:j"
 
     def lease(self, model: str) -> str:
         """String: fence of the replica that holds the journal open."""
-        return self._key(f"{check_model(model)}:l")
+        return f"{self._prefix}{_checked(model)}:l"
 
     def snapshot(self, model: str, sid: str) -> str:
         """Hash: chunk number -> chunk; an empty sid gives the name of a key that never exists."""
-        return self._key(f"{check_model(model)}:s:{sid or NO_SNAPSHOT}")
+        return f"{self._prefix}{_checked(model)}:s:{sid or NO_SNAPSHOT}"
+
+
+_checked: Final = lru_cache(256)(check_model)
+"""A process serves few models."""
