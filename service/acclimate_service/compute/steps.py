@@ -25,8 +25,8 @@ from acclimate_store import Bundle
 
 GUARD_SAID: Final = b',"guard":{"answering":'
 GUARDED: Final = GUARD_SAID + b'"frozen"'
-"""In the bytes of an answer that says which model it is of, and of one that is the frozen model's. Quotes in strings are
-escaped: these bytes are found nowhere else."""
+"""How an answer says which model it is of, and one that it is the frozen model's. Quotes in strings are escaped, so
+these bytes are found nowhere else."""
 _KEPT: Final = 256
 """Configurations of which it is remembered how their steps run."""
 _ADAPTED: Final = Decision("adapted", "fleet_not_behind")
