@@ -13,7 +13,7 @@ from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState, pack, unpack
 from acclimate_service.compute.labelling import has_labels, is_light, take_labels
-from acclimate_service.compute.steps import ImageBatch, Job, Steps
+from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
 from acclimate_service.compute.worker import Worker
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, Start
@@ -69,10 +69,15 @@ class AdapterMachine:
 
     async def step(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         """Take the adapter's step, guarded, once `start` agrees; or take labels in, which are no step."""
-        if not isinstance(batch, ImageBatch) and has_labels(batch):
+        if isinstance(batch, ImageBatch):
+            parameters = batch.known
+        elif has_labels(batch):
             return await self._label(state, batch, start)
+        else:
+            parameters = StepParameters.decode(batch.parameters)
+        job = Job(state, batch, parameters)
         shares = state.nbytes <= self._exact_above and self._steps.may_share(state.configuration)
-        return await self._worker.share(self._steps.take, Job(state, batch), batch.shape[0] if shares else None, start)
+        return await self._worker.share(self._steps.take, job, batch.shape[0] if shares else None, start)
 
     async def _label(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         adapter = self._configurations.adapter(state.configuration)

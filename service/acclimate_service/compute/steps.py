@@ -81,15 +81,11 @@ def image_batch(images: NDArray[Any], parameters: StepParameters | None = None) 
 
 
 class Job(NamedTuple):
-    """A client's state, and the batch of images to be folded into it."""
+    """A client's state, the batch of images to be folded into it, and what else decides the step."""
 
     state: ClientState
     batch: Batch
-
-    @property
-    def parameters(self) -> StepParameters:
-        """What else decides the step."""
-        return self.batch.known if isinstance(self.batch, ImageBatch) else StepParameters.decode(self.batch.parameters)
+    parameters: StepParameters
 
 
 Done: TypeAlias = tuple[ClientState, bytes]

@@ -31,6 +31,7 @@ References:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -122,6 +123,7 @@ def log_evidence(favourable: int, contrary: int) -> float:
     return both + math.log1p(-math.exp(log_evidence(contrary, favourable) - both))
 
 
+@lru_cache(4096)  # every batch asks, and counts change with labels only
 def verdict(counts: Counts, alpha: float = ALPHA) -> Verdict:
     """What the counts say now; more counts can turn it.
 

@@ -54,17 +54,18 @@ class RequestContext:
         """The header Content-Type."""
         return self._http.headers.get("content-type", "")
 
-    def request(self, *content: bytes, number: int = 0) -> ClientRequest:
+    def request(self, *content: bytes | memoryview, number: int = 0) -> ClientRequest:
         """The request as the service knows it.
 
         Args:
             content: all that decides the result; a repeated key with other content is refused.
             number: place of a batch in the client's stream, 0 for none.
         """
+        rid = random_rid() if self._key is None else self.client.rid(self._key)
         return ClientRequest(
             client=self.client,
-            rid=random_rid() if self._key is None else self.client.rid(self._key),
-            fingerprint=self._fingerprint(content),
+            rid=rid,
+            fingerprint=self._fingerprint(rid, content),
             deadline=self._deadline,
             gone=self._has_gone,
             keyed=self._key is not None,
@@ -72,7 +73,9 @@ class RequestContext:
             number=number,
         )
 
-    async def take(self, limit: int, parse: Callable[[bytes], tuple[T, tuple[bytes, ...]]]) -> tuple[ClientRequest, T]:
+    async def take(
+        self, limit: int, parse: Callable[[bytes], tuple[T, tuple[bytes | memoryview, ...]]]
+    ) -> tuple[ClientRequest, T]:
         """Read the body.
 
         Args:
@@ -88,7 +91,7 @@ class RequestContext:
 
         def read() -> tuple[T, str]:
             content, parts = parse(body)
-            return content, self._fingerprint(parts)
+            return content, self._fingerprint(early.rid, parts)
 
         small = len(body) <= _ON_LOOP and self.media_type.lower().startswith(_ARRAYS)
         content, mark = read() if small else await asyncio.to_thread(read)
@@ -101,14 +104,14 @@ class RequestContext:
             body, self.media_type, self._http.headers, self._service.bundle.manifest.input, self._payload_limits()
         )
 
-    def examples(self, body: bytes) -> tuple[Examples, tuple[bytes, ...]]:
+    def examples(self, body: bytes) -> tuple[Examples, tuple[bytes | memoryview, ...]]:
         """The labelled images of a body, and all that tells them from others; raises as `images`. Blocking."""
         check_tokens(body, self.media_type)
         manifest = self._service.bundle.manifest
         images, labels = decode_labelled(
             body, self.media_type, self._http.headers, manifest.input, self._payload_limits(), manifest.classes
         )
-        return Examples(images, labels), (kind_of(images).encode(), images.tobytes(), labels.tobytes())
+        return Examples(images, labels), (kind_of(images), images.data.cast("B"), labels.tobytes())
 
     def reply(self, done: Reply) -> Response:
         """The reply to a request that changed the client, or might have."""
@@ -131,8 +134,9 @@ class RequestContext:
         body = b"{" + b",".join(filter(None, members)) + b"}"
         return Response(body, media_type="application/json")
 
-    def _fingerprint(self, content: tuple[bytes, ...]) -> str:
-        return fingerprint(self._service.settings.secret.encode(), *content)
+    def _fingerprint(self, rid: str, content: tuple[bytes | memoryview, ...]) -> str:
+        """What tells a repeat from another request under the same key; a random id has no repeats."""
+        return rid if self._key is None else fingerprint(self._service.settings.secret.encode(), *content)
 
     def _payload_limits(self) -> PayloadLimits:
         settings = self._service.settings
@@ -143,16 +147,17 @@ class RequestContext:
         declared = self._http.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
             raise _too_large(limit)
-        body = bytearray()
+        pieces, size = list[bytes](), 0
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):
                 async for piece in self._http.stream():
-                    body += piece
-                    if len(body) > limit:
+                    size += len(piece)
+                    if size > limit:
                         raise _too_large(limit)
+                    pieces.append(piece)
         except TimeoutError:
             raise Problem("deadline_exceeded", "the deadline passed before the body was here") from None
-        return bytes(body)
+        return b"".join(pieces)
 
     async def _has_gone(self) -> bool:
         """Whether the caller has hung up since the body was read.
@@ -180,9 +185,9 @@ def model_of(service: Service) -> dict[str, str]:
     return {"name": manifest.name, "version": manifest.version}
 
 
-def kind_of(images: NDArray[Any]) -> str:
+def kind_of(images: NDArray[Any]) -> bytes:
     """What tells images from others of the same bytes."""
-    return f"{images.shape} {images.dtype}"
+    return f"{images.shape} {images.dtype}".encode()
 
 
 def _deadline(http: Request, longest: int) -> float:

@@ -152,13 +152,17 @@ class Http1(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """A part of the target."""
         if not self._resuming:
-            self._count(len(url))
+            self._head_bytes += len(url)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise _too_large()
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer, which nobody looks at."""
         if not self._resuming:
-            self._count(len(name) + len(value) + 4)
+            self._head_bytes += len(name) + len(value) + 4
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise _too_large()
             if self._in_head:
                 if len(self.headers) == MAX_HEADERS:
                     raise Problem("head_too_large", f"a request may have {MAX_HEADERS} headers")
@@ -212,11 +216,6 @@ class Http1(HttpToolsProtocol):
     def _busy(self) -> bool:
         """Whether a request is to be answered whose head is complete."""
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
-
-    def _count(self, nbytes: int) -> None:
-        self._head_bytes += nbytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise _too_large()
 
     def _watch_head(self) -> None:
         """Have the clock run while the peer owes a head, or the rest of a body that nobody reads."""

@@ -43,18 +43,16 @@ class Batch:
     data: bytes | memoryview = field(repr=False)
     parameters: bytes = b""
     skipped: int = 0
+    nbytes: int = field(init=False, repr=False, compare=False)
+    """What it weighs in the journal, but for the header."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"dtype is {self.dtype!r}; accepted are {', '.join(ITEM_BYTES)}")
-        expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
-        if memoryview(self.data).nbytes != expected:
-            raise ValueError(f"the data take {memoryview(self.data).nbytes} bytes; their shape says {expected}")
-
-    @property
-    def nbytes(self) -> int:
-        """What it weighs in the journal, but for the header."""
-        return memoryview(self.data).nbytes + len(self.parameters)
+        expected, nbytes = math.prod(self.shape) * ITEM_BYTES[self.dtype], memoryview(self.data).nbytes
+        if nbytes != expected:
+            raise ValueError(f"the data take {nbytes} bytes; their shape says {expected}")
+        object.__setattr__(self, "nbytes", nbytes + len(self.parameters))
 
 
 @dataclass(frozen=True, slots=True)

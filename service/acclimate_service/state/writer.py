@@ -52,7 +52,8 @@ class Writer(Generic[S]):
         )
 
     async def _fold(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
-        batch = replace(batch, skipped=request.skipped(held.number))
+        if skipped := request.skipped(held.number):
+            batch = replace(batch, skipped=skipped)
         if self._context.written_whole(self._context.machine.size(held.state), batch.nbytes):
             return await self._full(held, request, batch)
         return await self._delta(held, request, batch)

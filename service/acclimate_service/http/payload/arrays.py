@@ -61,8 +61,8 @@ def canonical(claim: Claim, spec: InputSpec, limits: PayloadLimits) -> Batch:
         limits: bounds the number of images.
 
     Returns:
-        [B, C, H, W], C-contiguous, writable and sharing no memory with the claim; uint8 stays uint8, floats of any
-        width become float32.
+        [B, C, H, W], C-contiguous; uint8 stays uint8, floats of any width become float32. Where nothing is to be
+        changed it is a view of the claim, and not to be written to.
 
     Raises:
         PayloadError: `wrong_dtype`, `empty_batch`, `too_many_images`, `invalid_request`, `wrong_shape`,
@@ -74,9 +74,9 @@ def canonical(claim: Claim, spec: InputSpec, limits: PayloadLimits) -> Batch:
     layout = _resolve_layout(claim, spec)
     array = claim.elements.reshape(claim.shape, order=claim.order)
     if array.dtype == np.uint8:
-        return np.array(_channels_first(array, layout), dtype=np.uint8, order="C")
+        return np.ascontiguousarray(_channels_first(array, layout))
     _check_floats(array)
-    return np.array(_channels_first(array, layout), dtype=np.float32, order="C")
+    return np.ascontiguousarray(_channels_first(array, layout), dtype=np.float32)
 
 
 def _brief(shape: tuple[int, ...]) -> str:

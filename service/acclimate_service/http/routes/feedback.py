@@ -52,7 +52,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
         context = RequestContext(service, request, client_id)
 
-        def parse(body: bytes) -> tuple[Told, tuple[bytes, ...]]:
+        def parse(body: bytes) -> tuple[Told, tuple[bytes | memoryview, ...]]:
             if _has_images(body, context.media_type):
                 examples, parts = context.examples(body)
                 return examples, (b"examples", *parts)

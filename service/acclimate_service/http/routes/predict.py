@@ -30,9 +30,9 @@ def add_routes(router: APIRouter, service: Service) -> None:
         context = RequestContext(service, request, client_id, keyed=adapt)
         number = _number(request.headers.get("x-batch-number"), adapt)
 
-        def parse(body: bytes) -> tuple[NDArray[Any], tuple[bytes, ...]]:
+        def parse(body: bytes) -> tuple[NDArray[Any], tuple[bytes | memoryview, ...]]:
             images = context.images(body)
-            return images, (b"predict", f"{kind_of(images)} {probabilities}".encode(), images.tobytes())
+            return images, (b"predict", kind_of(images) + f" {probabilities}".encode(), images.data.cast("B"))
 
         with service.admission.batches.hold(client_id):
             wanted, images = await context.take(limit, parse)
@@ -43,7 +43,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         """Let the client begin again from labelled images of its own."""
         context = RequestContext(service, request, client_id)
 
-        def parse(body: bytes) -> tuple[Examples, tuple[bytes, ...]]:
+        def parse(body: bytes) -> tuple[Examples, tuple[bytes | memoryview, ...]]:
             examples, parts = context.examples(body)
             return examples, (b"enroll", *parts)
 

@@ -28,12 +28,12 @@ def random_rid() -> str:
     return secrets.token_hex(_RID_BYTES)
 
 
-def fingerprint(secret: bytes, *parts: bytes) -> str:
+def fingerprint(secret: bytes, *parts: bytes | memoryview) -> str:
     """HMAC-SHA-256 of the parts of a request that decide its result, cut to 16 bytes (32 hex digits).
 
     Args:
         secret: deployment secret, the same on every replica.
-        parts: decoded body and parameters; each is hashed with its length, so that no two splits collide.
+        parts: decoded body and parameters, as bytes; each is hashed with its length, so that no two splits collide.
     """
     mac = hmac.new(secret, digestmod=hashlib.sha256)
     for part in parts:

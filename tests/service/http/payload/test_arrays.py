@@ -38,11 +38,18 @@ def test_floats_of_any_width_and_byte_order_become_float32(read, npy, rgb, batch
     np.testing.assert_array_equal(result, values.astype(np.float32))
 
 
-def test_uint8_stays_uint8_and_owns_writable_memory(read, rgb, batch):
-    result = read(batch.tobytes(), RAW, rgb, {"X-Tensor-Shape": "5,3,8,6"})
+def test_uint8_as_the_model_takes_it_is_a_view_of_the_body_and_not_copied(read, rgb, batch):
+    body = batch.tobytes()
+    result = read(body, RAW, rgb, {"X-Tensor-Shape": "5,3,8,6"})
     assert result.dtype == np.uint8
-    assert result.flags.writeable
-    assert result.flags.owndata or result.base.flags.owndata
+    assert result.flags.c_contiguous
+    assert np.shares_memory(result, np.frombuffer(body, np.uint8))
+    assert not result.flags.writeable
+
+
+def test_channels_that_come_last_are_brought_to_the_front(read, rgb, batch):
+    result = read(batch.transpose(0, 2, 3, 1).tobytes(), RAW, rgb, {"X-Tensor-Shape": "5,8,6,3"})
+    np.testing.assert_array_equal(result, batch)
     assert result.flags.c_contiguous
 
 
