@@ -2,7 +2,7 @@
 
 The clients take turns, a batch each. Once a batch is answered, each of its rows is labelled with the same chance, and
 those labels count for the next answer of this client and of every other one. The guard is the service's own; only the
-store is not: the fleet's evidence is summed in memory and always up to date, where replicas hear of it with a delay.
+store is not: the fleet's evidence is pooled in memory and always up to date, where replicas hear of it with a delay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from acclimate_bench.accuracy import (
 )
 from acclimate_bench.data import Shift
 from acclimate_bench.methods import Method
-from acclimate_service.guard.evidence import Answer, Counts, Verdict, verdict
+from acclimate_service.guard.evidence import WEIGHT, Answer, Counts, Pooled, Verdict, verdict
 from acclimate_service.guard.policy import decide
 from acclimate_service.guard.record import Label, Record
 
@@ -66,12 +66,11 @@ class Verdicts:
     first: int | None = None
     false_alarms: int = 0
 
-    def hear(self, counts: Counts) -> "Verdicts":
-        """Conclude anew from the present counts."""
-        now = verdict(counts)
+    def hear(self, now: Verdict, labelled: int) -> "Verdicts":
+        """What was concluded once this was the verdict, after so many labelled rows."""
         if now == self.now:
             return self
-        first = counts.labelled if self.first is None else self.first
+        first = labelled if self.first is None else self.first
         return Verdicts(self.untrue, now, first, self.false_alarms + (now in self.untrue))
 
 
@@ -109,8 +108,8 @@ def replay(streams: Streams, share: float, seed: int) -> Run:
     order = rng.permutation(len(streams.labels))
     labelled = rng.random(streams.labels.shape) < share
     given = np.empty(streams.labels.shape, bool)
-    fleet, fleet_verdicts = Counts(), Verdicts(untrue(streams.frozen_right, streams.adapted_right))
-    records = [Record() for _ in order]
+    fleet, fleet_verdicts = Pooled(), Verdicts(untrue(streams.frozen_right, streams.adapted_right))
+    records, counted = [Record() for _ in order], dict[int, Counts]()
     verdicts = [Verdicts(untrue(*both)) for both in zip(streams.frozen_right, streams.adapted_right, strict=True)]
     for start in range(0, streams.labels.shape[1], BATCH):
         for client in order:
@@ -119,9 +118,13 @@ def replay(streams: Streams, share: float, seed: int) -> Run:
             given[client, rows] = answer == "adapted"
             records[client] = _labelled(records[client], streams, client, rows, labelled[client, rows], answer)
             if labelled[client, rows].any():
-                fleet = sum((record.counts for record in records), Counts())
-                fleet_verdicts = fleet_verdicts.hear(fleet)
-                verdicts[client] = verdicts[client].hear(records[client].counts)
+                own = records[client].counts
+                verdicts[client] = verdicts[client].hear(verdict(own), own.labelled)
+                told = np.flatnonzero(labelled[client, : rows.stop])[:WEIGHT]
+                counted[client] = _counts(streams, client, told)
+                fleet = Pooled(tuple(counted.values()))
+                labels = sum(record.counts.labelled for record in records)
+                fleet_verdicts = fleet_verdicts.hear(fleet.verdict(), labels)
     hits = np.where(given, streams.adapted_right, streams.frozen_right)
     return Run(hits, fleet_verdicts, tuple(verdicts))
 
@@ -131,6 +134,12 @@ def untrue(frozen_right: Hits, adapted_right: Hits) -> frozenset[Verdict]:
     gain = int(adapted_right.sum()) - int(frozen_right.sum())
     wrong: dict[Verdict, bool] = {"harmful": gain >= 0, "trusted": gain <= 0}
     return frozenset(each for each, is_wrong in wrong.items() if is_wrong)
+
+
+def _counts(streams: Streams, client: int, rows: NDArray[np.intp]) -> Counts:
+    """What labels of some rows of a client say."""
+    each = zip(streams.frozen[client, rows], streams.adapted[client, rows], streams.labels[client, rows], strict=True)
+    return sum((Counts.of(*map(int, row)) for row in each), Counts())
 
 
 def _labelled(

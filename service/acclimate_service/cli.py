@@ -44,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
     advice.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
     advice.set_defaults(run=_run_advice)
+    guard = commands.add_parser("guard", help="what labels made of the answers")
+    guard_commands = guard.add_subparsers(dest="guard_command", required=True)
+    reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
+    reset.set_defaults(run=_run_reset)
     default_store = Settings.model_fields["model_store"].default
     models.add_parser(commands, Path(os.environ.get("ACCLIMATE_MODEL_STORE") or default_store))
     return parser
@@ -62,13 +66,31 @@ def _run_round(_: argparse.Namespace) -> int:
     return 0
 
 
+def _run_reset(_: argparse.Namespace) -> int:
+    settings = read_settings()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        model = runner.run(_reset(settings))
+    print(f"acclimate: the fleet's evidence about {model} starts again; each client's own stays")
+    return 0
+
+
 def _run_advice(options: argparse.Namespace) -> int:
     print(advise(fetch_evidence(options.url)))
     return 0
 
 
 async def _round(settings: Settings) -> Round:
-    """A round beside the service: on the same Redis, which is the service's own if none is named."""
-    url = settings.redis_url or running_at(settings.data_dir)
-    async with open_service(settings.model_copy(update={"redis_url": url, "round_interval_s": None})) as service:
+    async with open_service(_beside(settings)) as service:
         return await service.rounds.run(settings.round_clients)
+
+
+async def _reset(settings: Settings) -> str:
+    async with open_service(_beside(settings)) as service:
+        await service.feedback.reset()
+        return service.bundle.manifest.key
+
+
+def _beside(settings: Settings) -> Settings:
+    """Of something done beside the service: on the same Redis, which is the service's own if none is named."""
+    url = settings.redis_url or running_at(settings.data_dir)
+    return settings.model_copy(update={"redis_url": url, "round_interval_s": None})

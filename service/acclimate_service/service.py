@@ -172,11 +172,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
         model, default = bundle.model.content_hash, configurations.default
 
-        async def knows(client: ClientScope) -> bool:
-            return await store.describe(client, model) is not None
-
         def fleet_of(scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
-            fleet = Fleet(Pools(wire, limits, scope, settings.tenant, settings.secret), knows, policy, alpha)
+            pools = Pools(wire, limits, scope, settings.tenant, settings.secret)
+            fleet = Fleet(pools, policy, alpha=alpha, needed=settings.guard_clients)
             stack.push_async_callback(fleet.aclose)
             return fleet
 
@@ -258,7 +256,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                 frozen_on_outage=settings.store_outage == "frozen",
             ),
             clients=Clients(configurations, sessions, replies, new_states, fleet, evidence),
-            feedback=Feedback(configurations, sessions, replies, fleet, metrics),
+            feedback=Feedback(configurations, sessions, replies, fleet, evidence, metrics),
             challengers=challengers,
             rounds=rounds,
         )

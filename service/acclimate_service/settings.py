@@ -135,6 +135,10 @@ class Settings(BaseSettings):
     guard_alpha: float = Field(0.05, gt=0, lt=1)
     """Chance that the guard ever calls adaptation harmful where it is not, and helpful where it is not."""
 
+    guard_clients: int = Field(5, ge=1)
+    """Clients whose labels have to agree before anything follows from them for the others; each counts with 32 rows at
+    most."""
+
     candidates: tuple[str, ...] = Field((), max_length=3)
     """Adapters that are tried out beside the clients' own, as a JSON list of names; they answer nobody."""
 

@@ -11,7 +11,7 @@ from acclimate_bench.accuracy import LeftOut
 from acclimate_bench.data import Shift
 from acclimate_bench.methods import choose
 from acclimate_bench.replay import Run, Streams, Verdicts, recorded_streams, replay, untrue
-from acclimate_service.guard.evidence import Counts
+from acclimate_service.guard.evidence import Counts, verdict
 
 Draw = Callable[..., Streams]
 
@@ -37,6 +37,27 @@ def judged(told: list[tuple[bool, bool]]) -> str:
     return "trusted" if capital(wins, losses) >= 20 else "undecided"
 
 
+def judged_fleet(told: list[list[tuple[bool, bool]]]) -> str:
+    """The verdict on the first 32 rows of each client, four of which are left out on the side that it speaks for."""
+    wins = sorted(sum(a and not f for f, a in each[:32]) for each in told)
+    losses = sorted(sum(f and not a for f, a in each[:32]) for each in told)
+    if capital(sum(losses[:-4]), sum(wins)) >= 20:
+        return "harmful"
+    return "trusted" if capital(sum(wins[:-4]), sum(losses)) >= 20 else "undecided"
+
+
+def lags(told: list[list[tuple[bool, bool]]]) -> bool:
+    """Whether five clients are not ahead, and the lead is below half its standard deviation."""
+    lead = variance = Fraction(0)
+    agreeing = 0
+    for each in filter(None, told):
+        change, differing = sum(a - f for f, a in each[:32]), sum(a != f for f, a in each[:32])
+        weight = min(Fraction(1), Fraction(4, differing)) if differing else Fraction(0)
+        lead, variance = lead + weight * change, variance + weight**2 * differing
+        agreeing += change <= 0
+    return agreeing >= 5 and (lead < 0 or 4 * lead**2 < variance)
+
+
 class Slow:
     """The guard once more, from the list of all labelled rows."""
 
@@ -51,11 +72,9 @@ class Slow:
         self.fleet: list[tuple[int, str]] = []
 
     def adapts(self, client: int) -> bool:
-        own, everybody = judged(self.told[client]), [*chain(*self.told)]
-        if own != "undecided":
-            return own == "trusted"
-        lead, differing = sum(a - f for f, a in everybody), sum(a != f for f, a in everybody)
-        return lead >= 0 and 4 * lead * lead >= differing  # half a standard deviation
+        verdicts = judged(self.told[client]), judged_fleet(self.told)
+        decided = next((verdict for verdict in verdicts if verdict != "undecided"), None)
+        return decided == "trusted" if decided else not lags(self.told)
 
     def run(self, share: float, seed: int) -> "Slow":
         rng = np.random.default_rng(seed)
@@ -67,9 +86,8 @@ class Slow:
                 self.told[client] += [
                     row for row, is_told in zip(batch, labelled[client, start:], strict=False) if is_told
                 ]
-                everybody = [*chain(*self.told)]
                 self.verdicts[client].append((len(self.told[client]), judged(self.told[client])))
-                self.fleet.append((len(everybody), judged(everybody)))
+                self.fleet.append((sum(map(len, self.told)), judged_fleet(self.told)))
         return self
 
 
@@ -89,7 +107,7 @@ def alarms(verdicts: list[tuple[int, str]], rows: list[tuple[bool, bool]]) -> in
 def test_replays_agree_with_a_slow_loop_over_all_labelled_rows(
     share: float, seed: int, frozen: float, adapted: float, streams: Draw
 ) -> None:
-    drawn = streams(seed, 3, 110, frozen, adapted)
+    drawn = streams(seed, 7, 110, frozen, adapted)
     fast, slow = replay(drawn, share, seed), Slow(drawn).run(share, seed)
     assert fast.hits.tolist() == slow.answers
     assert [each.first for each in fast.clients] == [first(each) for each in slow.verdicts]
@@ -106,14 +124,14 @@ def test_without_a_label_everybody_is_answered_adapted(streams: Draw) -> None:
 
 
 def test_harm_that_every_row_shows_ends_with_the_first_labelled_batch(streams: Draw) -> None:
-    drawn = streams(0, 3, 60, 1.0, 0.0)
+    drawn = streams(0, 8, 60, 1.0, 0.0)
     run = replay(drawn, 1.0, seed=0)
-    assert run.hits.sum() == 3 * 60 - 20  # all but one batch, of whoever came first
+    assert run.hits.sum() == 8 * 60 - 5 * 20  # all but one batch of each of the five who came first
     assert {each.now for each in run.clients} == {"harmful"}
 
 
 def test_a_run_is_the_same_each_time_and_another_with_another_seed(streams: Draw) -> None:
-    drawn = streams(0, 4, 100, 0.6, 0.55)
+    drawn = streams(0, 7, 100, 0.6, 0.55)
     assert np.array_equal(replay(drawn, 0.1, 3).hits, replay(drawn, 0.1, 3).hits)
     assert len({replay(drawn, 0.1, seed).hits.tobytes() for seed in range(5)}) > 1
 
@@ -132,7 +150,7 @@ def test_a_verdict_that_turns_keeps_when_it_was_first_and_counts_each_false_alar
     verdicts = Verdicts(frozenset({"harmful"}))
     for wins, losses in ((0, 1), (0, 10), (0, 12), (12, 12), (12, 40), (60, 40)):
         both = Counts(wins, losses, wins + losses, losses, wins)
-        verdicts = verdicts.hear(both)
+        verdicts = verdicts.hear(verdict(both), both.labelled)
     assert (verdicts.first, verdicts.false_alarms, verdicts.now) == (10, 2, "undecided")
 
 

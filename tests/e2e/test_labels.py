@@ -11,6 +11,7 @@ from exactly_once.fleet import Fleet
 
 from acclimate_client import Client, LabelledRow
 from acclimate_client.errors import AcclimateClientError
+from acclimate_service.guard.evidence import WEIGHT
 
 CLIENTS = 8
 BATCHES = 20
@@ -79,6 +80,6 @@ def test_no_label_is_lost_or_counted_twice_by_replicas_that_are_killed(tmp_path,
                 assert told.guard.evidence.labelled == BATCHES * ROWS + 1
             evidence = insist(lambda: sdk.evidence("fashion-cnn"))
         (row,) = evidence.adapters
-        assert (row.clients, row.evidence.labelled) == (CLIENTS, CLIENTS * (BATCHES * ROWS + 1))
+        assert (row.clients, row.evidence.labelled) == (CLIENTS, CLIENTS * WEIGHT)
         assert fleet.ends["by SIGKILL"] >= 2
         print(f"{CLIENTS * BATCHES * ROWS} labels told four times over; replicas ended: {dict(fleet.ends)}")

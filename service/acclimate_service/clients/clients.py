@@ -179,7 +179,7 @@ class Clients:
         with suppress(StateError):
             stored = await self._replies.describe(client)
             if stored is not None:
-                await self._fleet.begin_anew(client, stored.config, applied.life, applied.seq)
+                await self._fleet.restart(client, stored.config, life=applied.life, seq=applied.seq)
 
     def _configured(self, applied: Applied, configuration: str) -> Reply:
         answer = self._answer(configuration, changed=True)

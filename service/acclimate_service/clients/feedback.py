@@ -1,6 +1,6 @@
 """True labels of answered rows: counted once each, in the client's state, and pooled over all clients."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,13 +29,18 @@ class Feedback:
         sessions: Sessions,
         replies: Replies,
         fleet: Fleet | None,
+        evidence: Sequence[Fleet],
         metrics: Metrics,
     ) -> None:
-        """Take over the collaborators; whoever made them closes them. Without a fleet there is nothing to be told."""
+        """Take over the collaborators; whoever made them closes them. Without a fleet there is nothing to be told.
+
+        `evidence` is that of all tests: of the fleet's adapters, and of paired trials.
+        """
         self._configurations = configurations
         self._sessions = sessions
         self._replies = replies
         self._fleet = fleet
+        self._evidence = evidence
         self._metrics = metrics
 
     async def tell(self, request: ClientRequest, labels: Batch) -> Reply:
@@ -89,13 +94,19 @@ class Feedback:
         rows = [
             {
                 **self._configurations.describe(configuration),
-                "clients": each.clients,
+                "clients": len(each.clients),
                 "candidate": configuration in challengers,
-                "guard": describe(each.counts, fleet.alpha),
+                "guard": {**describe(each.counts, fleet.alpha), "verdict": each.verdict(fleet.alpha)},
             }
             for configuration, each in sorted(pooled.items())
         ]
         return {"policy": fleet.policy, "adapters": rows}
+
+    async def reset(self) -> None:
+        """Let nothing count for the fleet that any client told so far."""
+        self._required()
+        for fleet in self._evidence:
+            await fleet.reset()
 
     def _required(self) -> Fleet:
         if self._fleet is None:

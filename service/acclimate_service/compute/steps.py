@@ -17,7 +17,7 @@ from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.process import one_thread
 from acclimate_service.guard.evidence import ALPHA
-from acclimate_service.guard.policy import Decision, by_own
+from acclimate_service.guard.policy import EVERY, Decision, by_own
 from acclimate_service.guard.record import Record
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch
@@ -39,8 +39,8 @@ class StepParameters:
     Args:
         probabilities: whether the answer is to hold the posterior of every image.
         request_id: by which the rows are remembered; empty if they are not.
-        against: configurations whose clients are to be answered unadapted, for what reason; a client's own evidence
-            comes first.
+        against: configurations whose clients are to be answered unadapted, for what reason; `EVERY` stands for those
+            not named. A client's own evidence comes first.
         alpha: of the test of that evidence.
     """
 
@@ -48,6 +48,10 @@ class StepParameters:
     request_id: str = ""
     against: Mapping[str, Decision] = field(default_factory=dict)
     alpha: float = ALPHA
+
+    def by_policy(self, configuration: str) -> Decision:
+        """Whose predictions a client of this configuration is given whose own evidence decides nothing."""
+        return self.against.get(configuration) or self.against.get(EVERY, _ADAPTED)
 
     def encode(self) -> bytes:
         """As it is kept in a journal."""
@@ -145,7 +149,7 @@ class Steps:
         if step.frozen_logits is None or not parameters.request_id:
             return ClientState(state.configuration, step.state), answer(step.logits)
         before = state.record or Record()
-        decision = by_own(before.counts, parameters.alpha) or parameters.against.get(state.configuration, _ADAPTED)
+        decision = by_own(before.counts, parameters.alpha) or parameters.by_policy(state.configuration)
         frozen, adapted = step.frozen_logits.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
         record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer)
         given = step.frozen_logits if decision.answer == "frozen" else step.logits

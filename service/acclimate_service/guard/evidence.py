@@ -20,6 +20,23 @@ at most 2 alpha.
 
 Needed for this: neither whether nor when a row's label is told depends on which prediction is right.
 
+The fleet (`Pooled`). What one client tells must not decide for the others. So each counts with its first `WEIGHT`
+labelled rows, and a verdict has to stand whichever `needed - 1` clients are left out: from the losses are taken those
+of the `needed - 1` clients with the most, while all wins stay, and the other way round for "trusted". At least `needed`
+clients therefore have rows that speak for it. What is guaranteed: fewer than `needed` clients may tell whatever they
+like, knowing all that happened; with probability 1 - alpha at least, the verdict is never "harmful" while the chance of
+a win, averaged over the counted wins and losses of the other clients, is 1/2 or more; "trusted" alike. Proof: let f
+losses and c wins be counted, f' and c' of them of the others. The ones who lie have no more losses than the needed - 1
+clients with the most, whose number is m: f - m <= f'. And c >= c'. The capital E grows with losses and falls with wins,
+so E(f - m, c) <= E(f', c'), which reaches 1 / alpha with a chance of at most alpha, as above. That only the first rows
+of a client count takes nothing away: a row's place is known before its label. Where more rows come at once than still
+count, they are drawn by lot, which does not look at them either.
+
+Assumed for the fleet, beside the above: liars have fewer than `needed` client ids; and clients are deleted, or told
+nothing for so long that their share expires, for reasons that have nothing to do with which prediction was right. A
+departure takes rows away, after which those left are no longer what was looked at before: the chance of a wrong verdict
+is at most alpha between any two departures, however often one looks, not over endlessly many of them.
+
 References:
     Ville, Étude critique de la notion de collectif, 1939.
     Robbins, Statistical methods related to the law of the iterated logarithm, Ann. Math. Stat. 41(5), 1970.
@@ -37,6 +54,15 @@ from typing import Final, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 
 ALPHA: Final = 0.05
+WEIGHT: Final = 32
+"""Labelled rows of one client that count for the fleet."""
+LEAD_WEIGHT: Final = 4
+"""Wins and losses of one client that count for who leads in a fleet without a verdict, in proportion if it has more."""
+LEAD: Final = 0.5
+"""Wins that adaptation must be ahead by, in standard deviations that the difference to the losses has by chance. Harm
+may grow over a stream, which past labels do not tell; so what is hardly better is given up."""
+CLIENTS: Final = 5
+"""Clients that have to agree before anything follows for the others."""
 Answer: TypeAlias = Literal["adapted", "frozen"]
 Verdict: TypeAlias = Literal["trusted", "undecided", "harmful"]
 
@@ -91,6 +117,55 @@ class Counts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The evidence of all clients of one configuration.
+
+    Args:
+        clients: the counted rows of each client that told labels, at most `WEIGHT` each.
+        needed: clients that have to agree; at least 1.
+    """
+
+    clients: tuple[Counts, ...] = ()
+    needed: int = CLIENTS
+
+    @property
+    def counts(self) -> Counts:
+        """The rows of all clients."""
+        return sum(self.clients, Counts())
+
+    def verdict(self, alpha: float = ALPHA) -> Verdict:
+        """What stands whichever `needed - 1` clients are left out; see the module for what is guaranteed.
+
+        Raises:
+            ValueError: alpha out of range.
+        """
+        threshold, counts = _needed(alpha), self.counts
+        losses = counts.losses - self._most([each.losses for each in self.clients])
+        if log_evidence(losses, counts.wins) >= threshold:
+            return "harmful"
+        wins = counts.wins - self._most([each.wins for each in self.clients])
+        return "trusted" if log_evidence(wins, counts.losses) >= threshold else "undecided"
+
+    @property
+    def behind(self) -> bool:
+        """Whether adaptation lacks the lead that is asked of it, and `needed` clients agree that it is not ahead.
+
+        This is no proof, and nothing is guaranteed of it. One client moves the lead by `LEAD_WEIGHT` rows at most.
+        """
+        lead = variance = 0.0
+        for each in self.clients:
+            rows = each.wins + each.losses
+            share = min(1.0, LEAD_WEIGHT / rows) if rows else 0.0
+            lead, variance = lead + share * (each.wins - each.losses), variance + share**2 * rows
+        agreeing = sum(each.wins <= each.losses for each in self.clients)
+        return agreeing >= self.needed and lead < LEAD * math.sqrt(variance)
+
+    def _most(self, rows: list[int]) -> int:
+        """How many rows those clients have that would be missed most."""
+        return sum(sorted(rows, reverse=True)[: self.needed - 1])
+
+
 class Interval(NamedTuple):
     """An estimate between two bounds, each of which is never wrong, at any time, with probability 1 - alpha."""
 
@@ -128,7 +203,7 @@ def verdict(counts: Counts, alpha: float = ALPHA) -> Verdict:
     """What the counts say now; more counts can turn it.
 
     Args:
-        counts: of one client, or summed over clients.
+        counts: of one client.
         alpha: 0 to 1, exclusive; chance of ever being wrong, for "harmful" and for "trusted" alike (see the module).
 
     Raises:

@@ -3,28 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
 from typing import Final
 
-from acclimate_service.guard.evidence import ALPHA, Counts
-from acclimate_service.guard.policy import Decision, Policy, by_policy, decide
+from acclimate_service.guard.evidence import ALPHA, CLIENTS, Counts, Pooled
+from acclimate_service.guard.policy import EVERY, Decision, Policy, by_policy, decide
 from acclimate_service.guard.pools import Pools, Share
 from acclimate_service.state import ClientScope, StateError
 from acclimate_service.state.tasks import Tasks
 
 REFRESH_S: Final = 2.0
 """Age of what was heard above which a batch has it refreshed; the batch does not wait for that."""
-_ANEW: Final = "anew"
+_RESTARTED: Final = "-"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled:
-    """The evidence of all clients of one configuration, and how many of them gave some."""
-
-    counts: Counts = field(default_factory=Counts)
-    clients: int = 0
 
 
 class Fleet:
@@ -32,29 +23,32 @@ class Fleet:
 
     Args:
         pools: where the replicas keep it.
-        knows: whether there is such a client; raises StateError where Redis fails.
         policy: what clients without evidence of their own are answered.
         alpha: of each test.
+        needed: clients that have to agree before anything follows for the others.
     """
 
-    def __init__(
-        self, pools: Pools, knows: Callable[[ClientScope], Awaitable[bool]], policy: Policy, alpha: float = ALPHA
-    ) -> None:
+    def __init__(self, pools: Pools, policy: Policy, *, alpha: float = ALPHA, needed: int = CLIENTS) -> None:
         self._pools = pools
-        self._knows = knows
         self.policy = policy
         self.alpha = alpha
+        self._needed = needed
         self._heard: Mapping[str, Pooled] = {}
+        self._against: Mapping[str, Decision] = self._decided()
         self._heard_at = -REFRESH_S
         self._tasks = Tasks()
         self._refreshing: asyncio.Task[None] | None = None
+        self.failures = 0
+        self.failure: str | None = None
 
     def against(self) -> Mapping[str, Decision]:
-        """Configurations whose clients are answered by the frozen model, unless their own evidence says otherwise."""
+        """Configurations whose clients are answered by the frozen model, unless their own evidence says otherwise.
+
+        `EVERY` stands for all others.
+        """
         if self.policy == "follow-fleet":
             self.heard()
-        decided = {name: by_policy(each.counts, self.policy, self.alpha) for name, each in self._heard.items()}
-        return {name: decision for name, decision in decided.items() if decision.answer == "frozen"}
+        return self._against
 
     def heard(self) -> Mapping[str, Pooled]:
         """What was heard last, by configuration; where that is old, it is refreshed in the background."""
@@ -65,53 +59,74 @@ class Fleet:
 
     def decide(self, own: Counts, configuration: str) -> Decision:
         """What a client with this evidence is answered at present."""
-        return decide(own, self._heard.get(configuration, Pooled()).counts, self.policy, self.alpha)
+        return decide(own, self._heard.get(configuration, Pooled(needed=self._needed)), self.policy, self.alpha)
 
     async def pooled(self) -> Mapping[str, Pooled]:
         """The newest evidence, by configuration; raises StateError where Redis fails."""
-        totals = await self._pools.totals()
-        self._heard = {name: Pooled(Counts(*total.numbers), total.clients) for name, total in totals.items()}
+        counted = await self._pools.counted()
+        self._heard = {name: Pooled(clients, self._needed) for name, clients in counted.items()}
+        self._against = self._decided()
         self._heard_at = time.monotonic()
+        self.failure = None
         return self._heard
 
     async def own(self, client: ClientScope, configuration: str) -> Counts:
         """The evidence that one client has told; raises StateError where Redis fails."""
         share = await self._pools.share(client, configuration)
-        return Counts(*share.numbers) if share else Counts()
+        return share.counts if share else Counts()
 
     async def tell(
-        self, client: ClientScope, configuration: str, life: str, seq: int, born: str, counts: Counts
+        self, client: ClientScope, configuration: str, *, life: str, seq: int, born: str, counts: Counts
     ) -> None:
         """Add what a client's labels say. If that fails, its next labels tell it too.
 
-        Whoever deletes a client forgets its shares, but may do so, on another replica, just before they are told here.
+        Labels of a life that is over say nothing: it is looked at before and after, since whoever deletes the client
+        takes its shares away, and may do so, on another replica, just before they are told here.
         """
         try:
-            await self._pools.tell(client, configuration, Share(life, seq, born, astuple(counts)))
-            if not await self._knows(client):
-                await self._pools.forget(client)
+            if await self._pools.life(client) == life:
+                await self._pools.tell(client, configuration, Share(life, seq, born, counts))
+                if await self._pools.life(client) != life:
+                    await self._pools.forget(client, life)
             await self.pooled()
         except StateError as error:
-            _log.warning("the fleet was not told of a client's labels: %s", error)
+            self._failed("the fleet was not told of a client's labels", error)
 
-    async def begin_anew(self, client: ClientScope, configuration: str, life: str, seq: int) -> None:
-        """Forget what one client's labels said of a state that it has no more; the fleet keeps it."""
-        await self.tell(client, configuration, life, seq, _ANEW, Counts())
+    async def restart(self, client: ClientScope, configuration: str, *, life: str, seq: int) -> None:
+        """Forget what one client's labels said of a state that it has no more; the rows that counted still do."""
+        await self.tell(client, configuration, life=life, seq=seq, born=_RESTARTED, counts=Counts())
 
     async def forget(self, client: ClientScope) -> None:
-        """Forget who told what a deleted client told; raises StateError where Redis fails."""
+        """Take away what a deleted client told; raises StateError where Redis fails."""
         await self._pools.forget(client)
+
+    async def reset(self) -> None:
+        """Let nothing count that any client told so far; raises StateError where Redis fails."""
+        await self._pools.reset()
+        await self.pooled()
 
     async def aclose(self) -> None:
         """End what runs in the background."""
         await self._tasks.aclose()
+
+    def _decided(self) -> Mapping[str, Decision]:
+        if self.policy != "follow-fleet":
+            every = by_policy(Pooled(), self.policy, self.alpha)
+            return {EVERY: every} if every.answer == "frozen" else {}
+        decided = {name: by_policy(each, self.policy, self.alpha) for name, each in self._heard.items()}
+        return {name: decision for name, decision in decided.items() if decision.answer == "frozen"}
 
     async def _refresh(self) -> None:
         try:
             await self.pooled()
         except StateError as error:
             self._heard_at = time.monotonic()
-            _log.warning("the fleet's evidence could not be read: %s", error)
+            self._failed("the fleet's evidence could not be read", error)
+
+    def _failed(self, what: str, error: StateError) -> None:
+        self.failures += 1
+        self.failure = f"{what}: {error}"
+        _log.warning("%s", self.failure)
 
     def _refreshed(self, _: asyncio.Task[None]) -> None:
         self._refreshing = None

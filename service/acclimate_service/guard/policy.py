@@ -1,15 +1,13 @@
 """Which model answers a client: its own evidence first, then the operator's policy."""
 
-import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from acclimate_service.guard.evidence import ALPHA, Answer, Counts, verdict
+from acclimate_service.guard.evidence import ALPHA, Answer, Counts, Pooled, verdict
 
-LEAD: Final = 0.5
-"""Wins that adaptation must be ahead by, in standard deviations that the difference to the losses has by chance. Harm
-may grow over a stream, which past labels do not tell; so what is hardly better is given up."""
 Policy: TypeAlias = Literal["adapt", "frozen", "follow-fleet"]
+EVERY: Final = "*"
+"""Stands for all configurations that are not named."""
 Reason: TypeAlias = Literal["own_harmful", "own_trusted", "policy", "fleet_harmful", "fleet_behind", "fleet_not_behind"]
 
 
@@ -21,7 +19,7 @@ class Decision:
     because: Reason
 
 
-def decide(own: Counts, fleet: Counts, policy: Policy, alpha: float = ALPHA) -> Decision:
+def decide(own: Counts, fleet: Pooled, policy: Policy, alpha: float = ALPHA) -> Decision:
     """Choose the answer of one client: by its own evidence, else by the policy.
 
     The two verdicts are never combined, and each is valid by itself: that the fleet's counts hold the client's own rows
@@ -51,16 +49,19 @@ def by_own(own: Counts, alpha: float = ALPHA) -> Decision | None:
             return None
 
 
-def by_policy(fleet: Counts, policy: Policy, alpha: float = ALPHA) -> Decision:
+def by_policy(fleet: Pooled, policy: Policy, alpha: float = ALPHA) -> Decision:
     """What clients without evidence of their own are answered. Arguments as in `decide`.
 
     `follow-fleet` takes the fleet's verdict. Where that is undecided too, proof would come too late for most of the
-    fleet: the adapted answer is given as long as its lead in the fleet's counts is at least `LEAD`, and before there
-    are any. Pooled over clients, the verdict is about the average labelled row of the fleet; clients may differ as they
-    like.
+    fleet: the adapted answer is given unless it is `behind`. Pooled over clients, the verdict is about the average
+    counted row of the fleet; clients may differ as they like.
     """
     if policy != "follow-fleet":
         return Decision("frozen" if policy == "frozen" else "adapted", "policy")
-    if fleet.wins - fleet.losses >= LEAD * math.sqrt(fleet.wins + fleet.losses):  # so it is wherever it is "trusted"
-        return Decision("adapted", "fleet_not_behind")
-    return Decision("frozen", "fleet_harmful" if verdict(fleet, alpha) == "harmful" else "fleet_behind")
+    match fleet.verdict(alpha):
+        case "harmful":
+            return Decision("frozen", "fleet_harmful")
+        case "trusted":
+            return Decision("adapted", "fleet_not_behind")
+        case "undecided":
+            return Decision("frozen", "fleet_behind") if fleet.behind else Decision("adapted", "fleet_not_behind")

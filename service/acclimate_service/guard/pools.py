@@ -1,24 +1,31 @@
-"""Evidence of all clients of one model, in Redis: sums by configuration, and what each client's share of them is.
+"""Evidence of all clients of one model, in Redis: what each client told of each configuration.
 
-A share is told as a whole and replaces the one before, so that telling it again, or late, counts nothing twice. The
-shares of clients stand under hashes of their ids, keyed by the secret of the deployment: without it, nobody who knows
-an id can find its share.
+A share is told as a whole and replaces the one before, so that telling it again, or late, counts nothing twice. All
+shares of a model are one key, from which the sums are made when they are read: they live and go together. The shares
+of clients stand under hashes of their ids, keyed by the secret of the deployment: without it, nobody who knows an id
+can find its share.
 """
 
+import random
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
-from typing import Final, TypeAlias
+from typing import Final
 
-from acclimate_service.state.limits import Limits
-from acclimate_service.state.redis.keys import ClientScope, check_model
-from acclimate_service.state.redis.scripts import POOL_FORGET, POOL_TELL
-from acclimate_service.state.redis.wire import Argument, Wire
+from acclimate_service.guard.evidence import WEIGHT, Counts
+from acclimate_service.state import ClientScope, Limits, Wire
+from acclimate_service.state.redis.keys import check_model
+from acclimate_service.state.redis.scripts import POOL_FORGET, POOL_RESET, POOL_TELL
 
-Numbers: TypeAlias = tuple[int, ...]
-"""Counts, in the order of whoever keeps them here; always as many."""
+MOST_CLIENTS: Final = 256
+"""Clients of one configuration that count; 8,192 rows show a difference of about one point."""
+MOST_CONFIGURATIONS: Final = 32
+"""Configurations of one model; for a further one, that with the fewest clients goes."""
 _TTL_FACTOR: Final = 4
 """Evidence outlives the clients it came from, for those that come after them."""
+_KINDS: Final = 4
+_POINT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +34,14 @@ class Share:
 
     Args:
         life, seq: the point of its history that it stands for.
-        born: tells evidence that began anew, as after a reset, from more of the same.
-        numbers: the counts since then.
+        born: tells evidence that began again, as after a reset, from more of the same.
+        counts: of all rows since then.
     """
 
     life: str
     seq: int
     born: str
-    numbers: Numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """The sum of all shares of one configuration, and how many clients ever had one."""
-
-    numbers: Numbers
-    clients: int
+    counts: Counts
 
 
 class Pools:
@@ -59,44 +58,80 @@ class Pools:
     def __init__(self, wire: Wire, limits: Limits, model: str, tenant: str, secret: str = "") -> None:
         self._wire = wire
         self._ttl_ms = _TTL_FACTOR * limits.state_ttl_ms
-        self._prefix = f"acc:{{{tenant}/~{check_model(model)}}}:p"
-        self._key = sha256(secret.encode()).digest()
+        self._pool = f"acc:{{{tenant}/~{check_model(model)}}}:e"
+        self._secret = sha256(secret.encode()).digest()
 
     async def tell(self, client: ClientScope, configuration: str, share: Share) -> None:
-        """Take a client's evidence in; one that is older than what is known changes nothing."""
-        keys = (self._shares(configuration), self._prefix)
-        point = (share.life, share.seq, share.born)
-        args: tuple[Argument, ...] = (self._name(client), configuration, *point, self._ttl_ms, *share.numbers)
-        await self._wire.run(POOL_TELL, keys, args)
+        """Take a client's evidence in; what is older than what is known, or holds no label, changes nothing."""
+        args = (
+            self._name(client),
+            _digest(configuration),
+            configuration,
+            share.life,
+            share.seq,
+            share.born,
+            self._ttl_ms,
+            WEIGHT,
+            MOST_CLIENTS,
+            MOST_CONFIGURATIONS,
+            random.getrandbits(31),
+        )
+        await self._wire.run(POOL_TELL, (self._pool,), args + _by_kind(share.counts))
 
-    async def totals(self) -> Mapping[str, Total]:
-        """The sums, by configuration."""
-        flat: list[bytes] = await self._wire.read("HGETALL", self._prefix)
-        parsed = {
-            name.decode(): [int(part) for part in value.split(b"|")]
-            for name, value in zip(flat[::2], flat[1::2], strict=True)
-        }
-        return {name: Total(tuple(numbers), clients) for name, (*numbers, clients) in parsed.items()}
+    async def counted(self) -> Mapping[str, tuple[Counts, ...]]:
+        """The rows of each client that count, by configuration."""
+        texts, found = dict[str, str](), defaultdict[str, list[Counts]](list)
+        flat: list[bytes] = await self._wire.read("HGETALL", self._pool)
+        for name, value in zip(flat[::2], flat[1::2], strict=True):
+            digest, _, client = name.decode().partition("|")
+            if not client:
+                texts[digest] = value.decode()
+            elif (counts := _of_kinds(value.decode().split("|")[_POINT + _KINDS :])).labelled:
+                found[digest].append(counts)
+        return {texts[digest]: tuple(shares) for digest, shares in found.items()}
 
     async def share(self, client: ClientScope, configuration: str) -> Share | None:
         """One client's evidence; None if it never told any."""
-        found: bytes | None = await self._wire.read("HGET", self._shares(configuration), self._name(client))
+        field = f"{_digest(configuration)}|{self._name(client)}"
+        found: bytes | None = await self._wire.read("HGET", self._pool, field)
         if found is None:
             return None
-        life, seq, born, *numbers = found.decode().split("|")
-        return Share(life, int(seq), born, tuple(map(int, numbers)))
+        life, seq, born, _, *numbers = found.decode().split("|")
+        return Share(life, int(seq), born, _of_kinds(numbers[:_KINDS]))
 
-    async def forget(self, client: ClientScope) -> None:
-        """Remove one client's share of every configuration; the sums keep its counts, as those of nobody.
+    async def forget(self, client: ClientScope, life: str = "") -> None:
+        """Take one client's shares away, of every configuration: what it told in one life, or all."""
+        await self._wire.run(POOL_FORGET, (self._pool,), (self._name(client), life))
 
-        Only for a client that is gone: one that is there would add all its counts anew with its next labels.
-        """
-        shares = [self._shares(configuration) for configuration in await self.totals()]
-        if shares:
-            await self._wire.run(POOL_FORGET, shares, (self._name(client),))
+    async def reset(self) -> None:
+        """Let nothing count that was told so far, by any client."""
+        await self._wire.run(POOL_RESET, (self._pool,), (_KINDS,))
+
+    async def life(self, client: ClientScope) -> str:
+        """The present life of a client; empty if there is no such client."""
+        life, gone = await self._wire.read("HMGET", client.registry, "life", "gone")
+        return "" if life is None or gone else life.decode()
 
     def _name(self, client: ClientScope) -> str:
-        return blake2b(client.digest(), digest_size=16, key=self._key).hexdigest()
+        return blake2b(client.digest(), digest_size=16, key=self._secret).hexdigest()
 
-    def _shares(self, configuration: str) -> str:
-        return f"{self._prefix}:{sha256(configuration.encode()).hexdigest()[:16]}"
+
+def _digest(configuration: str) -> str:
+    return sha256(configuration.encode()).hexdigest()[:16]
+
+
+def _by_kind(counts: Counts) -> tuple[int, ...]:
+    """Wins, losses, rows that both have right, and rows that neither has."""
+    both = counts.adapted_right - counts.wins
+    return counts.wins, counts.losses, both, counts.labelled - counts.wins - counts.losses - both
+
+
+def _of_kinds(numbers: list[str]) -> Counts:
+    wins, losses, both, neither = map(int, numbers)
+    return Counts(
+        wins=wins,
+        losses=losses,
+        labelled=wins + losses + both + neither,
+        frozen_right=both + losses,
+        adapted_right=both + wins,
+    )

@@ -82,9 +82,11 @@ class Record:
         new = np.array([frozen, adapted, [_UNTOLD] * len(frozen)], np.int16)
         batches, rows = self._surplus(len(frozen))
         return Record(
-            self.batches[batches * _BATCH.size :] + _BATCH.pack(digest, len(frozen)),
-            np.concatenate((self.rows[:, rows:], new), axis=1),
-            *(self.counts, answering, self.born or digest),
+            batches=self.batches[batches * _BATCH.size :] + _BATCH.pack(digest, len(frozen)),
+            rows=np.concatenate((self.rows[:, rows:], new), axis=1),
+            counts=self.counts,
+            answering=answering,
+            born=self.born or digest,
         )
 
     def tell(self, labels: Iterable[Label]) -> tuple["Record", Tally]:

@@ -55,8 +55,8 @@ class Champion:
         if self._evidence is None:
             return self.default
         alpha = self._evidence.alpha
-        heard = {name: pooled.counts for name, pooled in self._evidence.heard().items()}
-        better = {name: gain(counts, alpha).low for name, counts in heard.items() if proves(counts, alpha)}
+        proven = {name: pooled for name, pooled in self._evidence.heard().items() if pooled.verdict(alpha) == "trusted"}
+        better = {name: gain(pooled.counts, alpha).low for name, pooled in proven.items()}
         chosen = max(better, key=better.__getitem__, default=self.default)
         if chosen != self._latest:
             self._latest = chosen
@@ -67,11 +67,6 @@ class Champion:
         """Count and log a promotion."""
         self._metrics.adapter_switches.labels(orjson.loads(configuration)["adapter"], because).inc()
         _log.warning("%s with %s from now on, by the labels: %s", who, configuration, because)
-
-
-def proves(counts: Counts, alpha: float) -> bool:
-    """Whether pairs prove that their challenger is better."""
-    return verdict(counts, alpha) == "trusted"
 
 
 class _Stays(Exception):
@@ -133,7 +128,7 @@ class PairedTrial:
                 born=share["born"],
                 counts=counts,
             )
-        if proves(counts, self.evidence.alpha):
+        if verdict(counts, self.evidence.alpha) == "trusted":
             with suppress(_Stays):
                 await self._promote(request)
 
@@ -157,7 +152,7 @@ class PairedTrial:
             moved = await turn.session.replace(turn.request, restart)
         if moved.replayed == "none":
             self.champion.report(f"client {client.client} goes on", self.challenger, "own")
-            await self.fleet.begin_anew(client, self.challenger, moved.life, moved.seq)
+            await self.fleet.restart(client, self.challenger, life=moved.life, seq=moved.seq)
 
 
 def derived(request: ClientRequest, what: str) -> ClientRequest:

@@ -10,6 +10,7 @@ import pytest
 from acclimate_adapters import ADAPTERS, State, Step
 from acclimate_client import LabelledRow
 from acclimate_client.errors import ClientUnknownError, GuardOffError, InvalidFeedbackError
+from acclimate_service.cli import main
 from acclimate_service.guard.fleet import REFRESH_S
 
 
@@ -132,7 +133,9 @@ def test_clients_without_labels_follow_the_fleet(harmed, make_replica, serial, s
     (images,) = stream(5, 1)
     with harmed.sdk() as here, other.sdk() as there:
         assert there.predict("untold", images).state.status == "cold"
-        tell_the_truth(here, serial, "cam", stream(1, 3))
+        for number in range(5):
+            assert here.predict("new", images).state.status != "guarded"
+            tell_the_truth(here, serial, f"cam-{number}", stream(1, 3))
         assert here.predict("new", images).state.status == "guarded"
         deadline = time.monotonic() + 5 * REFRESH_S
         while (answer := there.predict("untold", images)).state.status != "guarded":
@@ -142,7 +145,59 @@ def test_clients_without_labels_follow_the_fleet(harmed, make_replica, serial, s
         shown = here.evidence("fashion-cnn")
         assert shown.policy == "follow-fleet"
         (row,) = shown.adapters
-        assert (row.adapter, row.clients, row.evidence.labelled) == ("contrary", 1, 30)
+        assert (row.adapter, row.clients, row.evidence.labelled) == ("contrary", 5, 150)
+
+
+def test_what_one_client_tells_decides_for_no_other_one_and_goes_with_it(harmed, serial, stream):
+    images = stream(2, 1)[0]
+    with harmed.sdk() as sdk:
+        tell_the_truth(sdk, serial, "liar", stream(1, 6))
+        assert sdk.get("liar").guard.evidence.labelled == 60
+        (row,) = sdk.evidence("fashion-cnn").adapters
+        assert (row.clients, row.evidence.labelled, row.evidence.verdict) == (1, 32, "undecided")
+        assert sdk.predict("honest", images).guard is None
+        sdk.delete("liar")
+        assert not sdk.evidence("fashion-cnn").adapters
+
+
+def test_operators_let_the_evidence_of_the_fleet_start_again(harmed, serial, stream, monkeypatch, capsys):
+    settings = harmed.service.settings
+    for name, value in (("REDIS_URL", settings.redis_url), ("MODEL_STORE", settings.model_store), ("THREADS", 1)):
+        monkeypatch.setenv(f"ACCLIMATE_{name}", str(value))
+    with harmed.sdk() as sdk:
+        for number in range(5):
+            tell_the_truth(sdk, serial, f"cam-{number}", stream(1, 1))
+        assert sdk.predict("new", stream(2, 1)[0]).state.status == "guarded"
+        assert main(["guard", "reset"]) == 0
+        assert "the fleet's evidence about fashion-cnn/1 starts again" in capsys.readouterr().out
+        assert not sdk.evidence("fashion-cnn").adapters
+        assert sdk.predict("newer", stream(2, 1)[0]).guard is None
+        assert sdk.get("cam-0").guard.evidence.labelled == 10
+    assert "WARNING" not in capsys.readouterr().err
+
+
+def test_configuring_clients_without_labels_leaves_no_trace_in_the_fleet(harmed, stream):
+    with harmed.sdk() as sdk:
+        sdk.predict("cam", stream(0, 1)[0])
+        for number in range(9):
+            sdk.configure("cam", "fedcal", window=100 + number)
+        sdk.reset("cam")
+        assert not sdk.evidence("fashion-cnn").adapters
+    assert harmed.redis.keys("acc:{default/~*}:e") == []
+
+
+def test_a_frozen_policy_holds_from_the_first_batch_of_every_replica_and_after_a_restart(
+    make_replica, contrary, serial, stream
+):
+    (one,) = stream(2, 1)
+    settings = {"adapter": "contrary", "guard": "frozen"}
+    first = make_replica(**settings, replica="one")
+    for replica in (first, make_replica(**settings, replica="two", redis_url=first.service.settings.redis_url)):
+        with replica.sdk() as sdk:
+            for client in ("cam", f"new-{replica.service.settings.replica}"):
+                answer = sdk.predict(client, one, probabilities=True)
+                assert (answer.state.status, answer.guard.because) == ("guarded", "policy")
+                assert np.allclose(answer.probabilities, *serial.probabilities("none", [one]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("policy", "status"), [("adapt", "cold"), ("frozen", "guarded")])

@@ -141,7 +141,7 @@ def test_labelled_images_are_evidence_for_a_client_that_has_sent_no_batch_yet(ma
         for number in (20, 40):
             replica.http.post("/clients/cam/feedback", **forms(images, labels)["raw"]).raise_for_status()
             assert sdk.get("cam").guard.evidence.labelled == number
-        assert sdk.evidence("fashion-cnn").adapters[0].evidence.labelled == 40
+        assert sdk.evidence("fashion-cnn").adapters[0].evidence.labelled == 32, "as much as one client may weigh"
 
 
 def test_labelled_images_enrol_a_client_of_fedthe_further(make_replica, serial, stream, labelled):

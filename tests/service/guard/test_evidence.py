@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from acclimate_service.guard.evidence import Counts, accuracy, gain, log_evidence, verdict
+from acclimate_service.guard.evidence import CLIENTS, WEIGHT, Counts, Pooled, accuracy, gain, log_evidence, verdict
 
 ALPHA = 0.05
 STREAMS, LABELS = 10_000, 600
@@ -235,3 +235,73 @@ def test_extreme_counts_have_intervals() -> None:
     estimate, low, high = gain(counts(MILLION, MILLION))
     assert estimate == 0
     assert -0.004 < low < 0 < high < 0.004
+
+
+FLEETS, MEMBERS = 2_000, 20
+
+
+def ever_harmful_fleets(chance: NDArray[np.float64], liars: int, most_wins: NDArray[np.int64], left_out: int) -> float:
+    """Share of simulated fleets that are ever called harmful, with a look after every round of labels.
+
+    Args:
+        chance: [C], of a win in each wins-or-losses row of the honest clients.
+        liars: further clients, each of whose rows is a loss; they tell all that counts before anybody else.
+        most_wins: as in the fixture.
+        left_out: clients whose losses a verdict does without.
+    """
+    rng = np.random.default_rng(7)
+    wins = np.cumsum(rng.random((FLEETS, len(chance), WEIGHT)) < chance[:, None], axis=2)
+    harmful = np.zeros(FLEETS, bool)
+    for look in range(WEIGHT):
+        honest = wins[:, :, look]
+        losses = np.concatenate((look + 1 - honest, np.full((FLEETS, liars), WEIGHT)), axis=1)
+        kept = np.sort(losses, axis=1)[:, : losses.shape[1] - left_out].sum(axis=1)
+        favourable = honest.sum(axis=1)
+        total = kept + favourable
+        harmful |= favourable <= most_wins[np.minimum(total, LABELS)]
+        assert total.max() <= LABELS
+    return float(harmful.mean())
+
+
+@pytest.mark.parametrize("liars", [0, CLIENTS - 1])
+@pytest.mark.parametrize("chance", ["even", "unlike"])
+def test_fleets_without_harm_are_hardly_ever_called_harmful_whatever_fewer_liars_tell_than_have_to_agree(
+    liars: int, chance: str, most_wins: NDArray[np.int64]
+) -> None:
+    chances = np.full(MEMBERS - 2, 0.5) if chance == "even" else np.tile([0.2, 0.8], (MEMBERS - 2) // 2)
+    assert ever_harmful_fleets(chances, liars, most_wins, left_out=CLIENTS - 1) <= ALPHA
+
+
+def test_liars_who_are_not_left_out_break_the_bound_of_the_simulation(most_wins: NDArray[np.int64]) -> None:
+    assert ever_harmful_fleets(np.full(MEMBERS - 6, 0.5), CLIENTS - 1, most_wins, left_out=0) > 10 * ALPHA
+    assert ever_harmful_fleets(np.full(MEMBERS - 6, 0.5), CLIENTS, most_wins, left_out=CLIENTS - 1) > ALPHA
+
+
+def test_a_fleet_that_is_harmed_is_found_all_the_same(most_wins: NDArray[np.int64]) -> None:
+    assert ever_harmful_fleets(np.full(MEMBERS - 2, 0.25), 0, most_wins, left_out=CLIENTS - 1) > 0.95
+
+
+small_fleets = st.lists(st.tuples(st.integers(0, WEIGHT), st.integers(0, WEIGHT)), max_size=12)
+
+
+@given(small_fleets, st.integers(1, 6), st.integers(0, 2**12))
+def test_a_verdict_stands_whichever_clients_are_left_out(told: list[tuple[int, int]], needed: int, chosen: int) -> None:
+    pooled = Pooled(tuple(counts(*each) for each in told), needed)
+    found = pooled.verdict()
+    if found == "undecided":
+        return
+    out = [n for n in range(len(told)) if chosen >> n & 1][: needed - 1]
+    assert verdict(sum((counts(*each) for n, each in enumerate(told) if n not in out), Counts())) == found
+    speaking = [w > 0 if found == "trusted" else lost > 0 for w, lost in told]
+    assert sum(speaking) >= needed
+
+
+def test_where_one_client_is_enough_the_fleet_is_judged_by_the_sum() -> None:
+    for told in ((4, 30), (30, 4), (6, 5), (0, 0)):
+        assert Pooled((counts(*told),), needed=1).verdict() == verdict(counts(*told))
+
+
+@pytest.mark.parametrize(("clients", "expected"), [(4, "undecided"), (5, "harmful")])
+def test_a_verdict_needs_as_many_clients_as_have_to_agree(clients: int, expected: str) -> None:
+    assert Pooled((counts(0, WEIGHT),) * clients).verdict() == expected
+    assert Pooled((counts(WEIGHT, 0),) * clients).verdict() == {"harmful": "trusted"}.get(expected, expected)

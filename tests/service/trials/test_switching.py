@@ -36,7 +36,13 @@ class Contrary:
 def switching(make_replica, monkeypatch):
     """A service that serves the frozen model and tries an adapter that says something else for every row."""
     monkeypatch.setitem(ADAPTERS, "contrary", Contrary)
-    settings = {"adapter": "none", "candidates": ("contrary",), "candidate_share": 1.0, "auto_switch": True}
+    settings = {
+        "adapter": "none",
+        "candidates": ("contrary",),
+        "candidate_share": 1.0,
+        "auto_switch": True,
+        "guard_clients": 1,
+    }
     return lambda **changes: make_replica(**{**settings, **changes})
 
 
@@ -159,10 +165,10 @@ def test_a_deleted_client_leaves_no_share_of_the_pairs(switching, serial, stream
     replica = switching()
     with replica.sdk() as sdk:
         labelled_batch(sdk, replica, serial, "cam", stream(0, 1)[0], 1)
-        shares = [key for key in replica.redis.keys("*:p:*") if replica.redis.hlen(key)]
+        shares = [field for pool in replica.redis.keys("*:e") for field in replica.redis.hkeys(pool) if b"|" in field]
         assert len(shares) == 3, "of the default, the candidate, and the pairs of the two"
         sdk.delete("cam")
-        assert not replica.redis.keys("*:p:*")
+        assert not replica.redis.keys("*:e")
 
 
 @pytest.mark.parametrize("changes", [{"guard": "off"}, {"candidates": ()}])
