@@ -10,7 +10,7 @@ from acclimate_store.errors import (
     GraphError,
     IntegrityError,
     ManifestError,
-    MomentsError,
+    MeasureError,
     SampleError,
     TensorError,
 )
@@ -31,7 +31,7 @@ __all__ = [
     "IntegrityError",
     "Manifest",
     "ManifestError",
-    "MomentsError",
+    "MeasureError",
     "Resize",
     "SampleError",
     "TensorError",

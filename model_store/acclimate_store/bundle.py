@@ -1,6 +1,6 @@
 """A bundle: one published version of a frozen model, with all that serving it needs."""
 
-import hashlib
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +17,7 @@ from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.architectures import build
 from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError
-from acclimate_store.files import MODEL_FILE, check_files, encode_tensors, load_weights
+from acclimate_store.files import MODEL_FILE, check_files, encode_tensors, load_weights, sha256
 from acclimate_store.manifest import MANIFEST_FILE, Manifest
 from acclimate_store.runtimes import Choice, choose
 from acclimate_store.sources import check_source, encode_source, read_source
@@ -151,15 +151,30 @@ def write_bundle(
         BundleExists: that version is published already.
         BundleError: the result could not be loaded; nothing is published.
     """
-    target = root / manifest.name / manifest.version
     contents = {**(extra or {}), MODEL_FILE: encode_tensors(net.state_dict()), **encode_source(source)}
+    return write_files(root, manifest, contents, allowed_imports)
+
+
+def write_files(
+    root: Path, manifest: Manifest, contents: Mapping[str, bytes | Path], allowed_imports: Collection[str] = ()
+) -> Path:
+    """Publish a bundle from the contents of its files, as `write_bundle` does.
+
+    Args:
+        root: the store.
+        manifest: everything but `files`, which is filled in here.
+        contents: by path inside the bundle: bytes, or a file elsewhere in the store, which is shared (a hard link) and
+            not copied where the file system can.
+        allowed_imports: see `architectures.build`.
+    """
+    target = root / manifest.name / manifest.version
     sealed = _seal(manifest, contents)
     if target.exists():
         raise _exists(sealed)
     # The leading dot hides a half-written bundle from the catalogue.
     staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
-        _write_files(staging, {**contents, MANIFEST_FILE: sealed.to_json().encode()})
+        _write(staging, {**contents, MANIFEST_FILE: sealed.to_json().encode()})
         load_bundle(staging, "cpu", allowed_imports, "auto")
         _publish(staging, target, sealed)
     finally:
@@ -167,17 +182,23 @@ def write_bundle(
     return target
 
 
-def _seal(manifest: Manifest, contents: Mapping[str, bytes]) -> Manifest:
-    digests = {file: hashlib.sha256(content).hexdigest() for file, content in sorted(contents.items())}
+def _seal(manifest: Manifest, contents: Mapping[str, bytes | Path]) -> Manifest:
+    digests = {file: sha256(content) for file, content in sorted(contents.items())}
     # Through JSON and not `model_copy`, which would not check the new paths.
     return Manifest.from_json(manifest.model_copy(update={"files": digests}).to_json())
 
 
-def _write_files(directory: Path, contents: Mapping[str, bytes]) -> None:
+def _write(directory: Path, contents: Mapping[str, bytes | Path]) -> None:
     for file, content in contents.items():
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+            continue
+        try:
+            os.link(content, path)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(content, path)
 
 
 def _publish(staging: Path, target: Path, manifest: Manifest) -> None:

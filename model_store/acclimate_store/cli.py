@@ -34,10 +34,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     verify = command("verify", "check every file and try the model")
     _add_bundle(verify)
     _add_trust(verify)
-    moments = command("add-moments", "measure what 'balanced' needs; publish the next version of the bundle with it")
-    _add_bundle(moments)
-    _add_data(moments)
-    _add_new_version(moments)
+    _add_measure(command("measure", "measure on labelled images what adapters need; publish the next version with it"))
     graphs = command("add-onnx", "export the model for ONNX Runtime; publish the next version with its graphs")
     _add_bundle(graphs)
     _add_new_version(graphs)
@@ -87,6 +84,7 @@ def _add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interpolation", choices=("bilinear", "bicubic"), default="bilinear", help="of --resize")
     parser.add_argument("--no-antialias", action="store_true", help="--resize as torchvision did on tensors until 0.16")
     parser.add_argument("--classifier", metavar="LAYER", help="the last linear layer, if it is not found")
+    parser.add_argument("--accuracy", type=float, metavar="0..1", help="that it should have; measuring compares")
     parser.add_argument("--licence", default="not stated", help="of the weights")
     parser.add_argument("--version", default="1", help="of the bundle (default: %(default)s)")
 
@@ -106,12 +104,23 @@ def _add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    _add_bundle(parser)
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
-        metavar="FILE",
-        help="labelled images of the training side, every class among them: an .npz file with images [N, C, H, W], "
-        "uint8 or float32 in 0..1, and integer labels [N]",
+        metavar="DATA",
+        help="labelled images of the training side, every class among them: a folder with a folder per class, .npz "
+        "(images, labels), idx, or Parquet",
     )
+    parser.add_argument(
+        "--prior",
+        choices=("data", "uniform"),
+        default="data",
+        help="of the classes in training: as in these images, or uniform, for networks trained with balanced classes",
+    )
+    parser.add_argument("--anchors", type=int, metavar="N", help="images per class published for fed_ade (default: 8)")
+    parser.add_argument("--no-onnx", action="store_true", help="export no graphs for ONNX Runtime")
+    parser.add_argument("--force", action="store_true", help="publish although the answers are not plausible")
+    _add_new_version(parser)

@@ -6,16 +6,19 @@ Each function takes the parsed arguments and gives the exit code; a BundleError 
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from acclimate_store.add_moments import add_moments as measure_moments
 from acclimate_store.add_onnx import add_onnx as export_onnx
 from acclimate_store.architectures import FAMILIES
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.create import Created, Description, create_model
-from acclimate_store.errors import BundleError, ManifestError
+from acclimate_store.errors import BundleError, ManifestError, MeasureError
 from acclimate_store.manifest import Resize
+from acclimate_store.measure import Choices
+from acclimate_store.measure import measure as measure_model
 
 
 def create(arguments: argparse.Namespace) -> int:
@@ -33,6 +36,7 @@ def create(arguments: argparse.Namespace) -> int:
             std=_numbers("--std", arguments.std),
             resize=_resize(arguments),
             classifier=arguments.classifier,
+            accuracy=arguments.accuracy,
         ),
         arguments.licence,
     )
@@ -66,19 +70,28 @@ def verify(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def add_moments(arguments: argparse.Namespace) -> int:
-    """Measure class moments on labelled source images and publish the bundle with them as a new version."""
-    from tqdm import tqdm
-
-    with tqdm(unit="image", disable=None, leave=False) as bar:
-
-        def advance(done: int, rows: int) -> None:
-            bar.total = rows
-            bar.update(done - bar.n)
-
-        key = BundleKey.parse(arguments.bundle)
-        new = measure_moments(_trusting(arguments), key, arguments.data, arguments.version, advance)
-    print(f"{new}: published with class moments")
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure a model on labelled images, publish it with what was found, and print that."""
+    if arguments.anchors is not None and arguments.anchors < 0:
+        raise MeasureError(f"--anchors {arguments.anchors}: a number of images per class, 0 for none")
+    choices = Choices(
+        prior=arguments.prior, anchors=arguments.anchors, graphs=not arguments.no_onnx, force=arguments.force
+    )
+    key = BundleKey.parse(arguments.bundle)
+    with progress_bar("image") as advance:
+        found = measure_model(
+            _trusting(arguments), key, arguments.data, version=arguments.version, choices=choices, progress=advance
+        )
+    measured = found.measured
+    lines = [
+        f"{found.key}: published",
+        f"  frozen accuracy  {100 * measured.accuracy:.2f} % of {sum(measured.rows)} images",
+        f"  images a class   {min(measured.rows)} to {max(measured.rows)}",
+        f"  pixels           mean {_list(measured.mean)}, std {_list(measured.std)}",
+        f"  anchors          {found.anchors} images a class",
+        *(f"  note             {note}" for note in found.notes),
+    ]
+    print("\n".join(lines))
     return 0
 
 
@@ -88,6 +101,20 @@ def add_onnx(arguments: argparse.Namespace) -> int:
     new = export_onnx(_trusting(arguments), key, arguments.version, lambda what: print(f"{what} ...", file=sys.stderr))
     print(f"{new}: published with ONNX graphs")
     return 0
+
+
+@contextmanager
+def progress_bar(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, told what is done and how much there is."""
+    from tqdm import tqdm
+
+    with tqdm(unit=unit, disable=None, leave=False) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance
 
 
 def _trusting(arguments: argparse.Namespace) -> Catalogue:

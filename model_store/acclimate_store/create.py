@@ -1,6 +1,5 @@
 """`acclimate models create`: from an architecture and somebody's weights to the first version of a bundle."""
 
-import hashlib
 import inspect
 import json
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from acclimate_store.bundle import write_bundle
 from acclimate_store.catalogue import BundleKey
 from acclimate_store.checkpoints import load_checkpoint, read_checkpoint
 from acclimate_store.errors import ArchitectureError, BundleExists, ManifestError
+from acclimate_store.files import sha256
 from acclimate_store.inspection import Anatomy, Shape, inspect_network, possible_shapes
 from acclimate_store.manifest import InputSpec, Manifest, Resize
 
@@ -42,6 +42,7 @@ class Description:
         std: likewise.
         resize: how image files become the size of the input; None takes files of that size alone.
         classifier: name of the last linear layer.
+        accuracy: 0..1, that the network should have on labelled images; `measure` compares.
     """
 
     architecture: str
@@ -53,6 +54,7 @@ class Description:
     std: tuple[float, ...] | None = None
     resize: Resize | None = None
     classifier: str | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +253,6 @@ def _shape(net: nn.Module, told: Description) -> Shape:
 def _manifest(key: BundleKey, told: Description, said: _Said, anatomy: Anatomy, licence: str) -> Manifest:
     channels, height, width = anatomy.shape
     mean, std = (values * channels if len(values) == 1 else values for values in (said.mean, said.std))
-    with said.weights.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     try:
         spec = InputSpec(channels=channels, height=height, width=width, mean=mean, std=std, resize=told.resize)
         return Manifest(
@@ -265,8 +265,9 @@ def _manifest(key: BundleKey, told: Description, said: _Said, anatomy: Anatomy, 
             input=spec,
             classes=said.classes,
             files={},
+            metrics={} if told.accuracy is None else {"accuracy": told.accuracy},
             licence=licence,
-            provenance=f"Weights of {said.weights.name} (sha256 {digest}).",
+            provenance=f"Weights of {said.weights.name} (sha256 {sha256(said.weights)}).",
         )
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'input'}: {item['msg']}" for item in error.errors()]

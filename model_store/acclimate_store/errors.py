@@ -9,7 +9,7 @@ AcclimateError
     ├── ArchitectureError       the network cannot be built, or is not allowed
     ├── TensorError             weights or source tensors do not fit the network
     ├── SampleError             a file is no set of sample streams, or of labelled images
-    ├── MomentsError            class moments cannot be added to a bundle
+    ├── MeasureError            labelled images cannot be used, or show that something is wrong with the bundle
     └── GraphError              an ONNX graph cannot be made of a model, or is that of another one
 """
 
@@ -59,8 +59,8 @@ class SampleError(BundleError, ValueError):
     """A file is no set of sample streams, or of labelled images."""
 
 
-class MomentsError(BundleError, ValueError):
-    """Class moments cannot be added to a bundle: it has no use for them, or the labelled images do not do."""
+class MeasureError(BundleError, ValueError):
+    """Labelled images cannot be used, or show that something is wrong with the bundle; the message says what."""
 
 
 class GraphError(BundleError, ValueError):

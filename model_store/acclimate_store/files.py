@@ -46,7 +46,7 @@ def _file_problems(directory: Path, manifest: Manifest) -> Iterator[str]:
         path = directory / file
         if not path.exists():
             yield missing_file(file)
-        elif not path.is_file() or _sha256(path) != digest:
+        elif not path.is_file() or sha256(path) != digest:
             yield f"{file} differs from its sha256 in {MANIFEST_FILE}"
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
@@ -56,8 +56,11 @@ def _file_problems(directory: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{name} is not listed in {MANIFEST_FILE}"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+def sha256(content: bytes | Path) -> str:
+    """The hash of some bytes, or of a file."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -181,6 +181,20 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
 
 
+class Measured(Record):
+    """What `acclimate models measure` found on labelled images of the training side.
+
+    `rows` are the images of each class. `accuracy` is that of the frozen model on them. `mean` and `std` are those of
+    their pixels in 0..1, per channel.
+    """
+
+    data: Text
+    rows: tuple[Annotated[int, Field(ge=0)], ...]
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class Manifest(Record):
     """What `manifest.json` says; unknown fields are refused, so that a misspelt one is never ignored.
 
@@ -188,7 +202,7 @@ class Manifest(Record):
     `module:callable` that the operator allows (see `architectures.build`). It is called with `architecture_options`.
     `classifier` is the module name of the last layer. `files` maps every other file of the bundle to its sha256; those
     of `files.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
-    `provenance` says in words how the bundle was made.
+    `measured` is there once labelled images were seen. `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]
@@ -201,6 +215,7 @@ class Manifest(Record):
     classes: Annotated[tuple[Text, ...], Field(min_length=2)]
     files: Mapping[InnerPath, Sha256]
     metrics: Mapping[str, float] = Field(default_factory=dict)
+    measured: Measured | None = None
     licence: Text
     provenance: Text
 

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from acclimate_adapters import Source
-from acclimate_store.architectures import build
-from acclimate_store.bundle import write_bundle
+from acclimate_store.bundle import write_files
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import BundleExists, ManifestError
-from acclimate_store.files import GRAPHS, REQUIRED_FILES, load_weights
+from acclimate_store.files import GRAPHS, SOURCE_FILE, SOURCE_RECORD_FILE
 from acclimate_store.manifest import Manifest
+from acclimate_store.sources import encode_source
 
 
 def next_version(newest: BundleKey) -> str:
@@ -24,15 +26,15 @@ def next_version(newest: BundleKey) -> str:
     return f"{found[1]}{int(found[2]) + 1}"
 
 
-def renewed(catalogue: Catalogue, manifest: Manifest, new: BundleKey, made: str) -> Manifest:
+def renewed(catalogue: Catalogue, manifest: Manifest, new: BundleKey, made: str, **changes: Any) -> Manifest:
     """The manifest of a new version, which says how it was made; to be asked for before any long work.
 
     Raises:
         ManifestError: the version has no name that it may have.
         BundleExists: it is published already.
     """
-    changes = {"version": new.version, "provenance": f"{manifest.provenance} {made}"}
-    changed = Manifest.from_json(manifest.model_copy(update=changes).to_json())
+    told = {"version": new.version, "provenance": f"{manifest.provenance} {made}", **changes}
+    changed = Manifest.from_json(manifest.model_copy(update=told).to_json())
     if catalogue.directory(new).exists():
         raise BundleExists(f"{new} is published already and never changes; name another version")
     return changed
@@ -41,13 +43,12 @@ def renewed(catalogue: Catalogue, manifest: Manifest, new: BundleKey, made: str)
 def publish(
     catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source, graphs: Mapping[str, bytes]
 ) -> None:
-    """Write the bundle of a manifest with the network and the files of its origin, but other graphs.
+    """Write the bundle of a manifest with the files of its origin, which are shared and not copied, and a new source.
 
-    Those of the origin are left out, since they are of a model with its source.
+    Graphs of the origin are left out, since they are of a model with its source.
     """
-    directory, trusted = catalogue.directory(origin), catalogue.allowed_imports
-    net = build(manifest.architecture, manifest.architecture_options, trusted)
-    load_weights(net, directory)
-    others = [file for file in manifest.files if file not in (*REQUIRED_FILES, *GRAPHS)]
-    extra = {file: (directory / file).read_bytes() for file in others}
-    write_bundle(catalogue.root, manifest, net, source, extra={**extra, **graphs}, allowed_imports=trusted)
+    directory = catalogue.directory(origin)
+    left_out = {SOURCE_FILE, SOURCE_RECORD_FILE, *GRAPHS}
+    kept = {file: directory / file for file in manifest.files if file not in left_out}
+    contents: dict[str, bytes | Path] = {**kept, **encode_source(source), **graphs}
+    write_files(catalogue.root, manifest, contents, catalogue.allowed_imports)

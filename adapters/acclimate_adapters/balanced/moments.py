@@ -15,7 +15,7 @@ from torch import Tensor
 from acclimate_adapters.errors import ConfigurationError, MissingSource
 from acclimate_adapters.functional import Numbers, at_least_float32, class_labels, numbers
 from acclimate_adapters.methods.priors import source_prior
-from acclimate_adapters.network.model import FrozenModel
+from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.network.probes import STATISTICS, Norm
 
 MEAN = ".running_mean"
@@ -187,18 +187,47 @@ def moment_sums(model: FrozenModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     Raises:
         InputError: a batch cannot be used, or its labels do not fit it.
     """
-    rows = torch.zeros(model.classes, dtype=torch.float64, device=model.device)
-    layers = {layer: rows.new_zeros(3, model.classes, width) for layer, width in layer_widths(model).items()}
+    counter = MomentCounter(model)
     for inputs, labels in batches:
-        x = model.batch(inputs)
-        membership = F.one_hot(class_labels(labels, len(x), model.classes), model.classes).T.to(rows)  # [K, B]
+        counter.add(inputs, labels)
+    return counter.sums
+
+
+class MomentCounter:
+    """Sums the moments of labelled rows, batch by batch, in the pass that also answers them.
+
+    Args:
+        model: the frozen model; its source needs no moments.
+
+    Attributes:
+        sums: of the rows so far, in double precision, on the model's device.
+    """
+
+    def __init__(self, model: FrozenModel) -> None:
+        self._model = model
+        rows = torch.zeros(model.classes, dtype=torch.float64, device=model.device)
+        layers = {layer: rows.new_zeros(3, model.classes, width) for layer, width in layer_widths(model).items()}
+        self.sums = MomentSums(rows, layers)
+
+    def add(self, inputs: Tensor, labels: Tensor) -> Pass:
+        """Add rows and give the frozen pass over them.
+
+        Args:
+            inputs: [B, C, H, W], normalised.
+            labels: [B], int64 in 0..K-1.
+
+        Raises:
+            InputError: the batch cannot be used, or its labels do not fit it.
+        """
+        x, classes = self._model.batch(inputs), self._model.classes
+        membership = F.one_hot(class_labels(labels, len(x), classes), classes).T.to(self.sums.rows)  # [K, B]
         recorder = _Recorder()
         with torch.no_grad():
-            model.run(x, normalise=recorder)
-        rows += membership.sum(1)
+            answer = self._model.run(x, normalise=recorder)
+        self.sums.rows.add_(membership.sum(1))
         for layer, (a, b) in recorder.rows.items():
-            layers[layer] += membership @ torch.stack([a, b, a.square()])
-    return MomentSums(rows, layers)
+            self.sums.layers[layer].add_(membership @ torch.stack([a, b, a.square()]))
+        return answer
 
 
 def moments_from_sums(sums: MomentSums, prior: Tensor) -> dict[str, Tensor]:
