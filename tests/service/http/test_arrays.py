@@ -46,8 +46,8 @@ def test_the_fingerprint_of_a_large_body_does_not_hold_up_the_event_loop(replica
         return taken(secret, *parts)
 
     monkeypatch.setattr(context, "fingerprint", note)
-    kind = {"Content-Type": "application/octet-stream"}
-    reply = replica.http.put("/clients/marked/state", content=bytes(nbytes), headers=kind)
+    headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": str(nbytes)}
+    reply = replica.http.put("/clients/marked/state", content=bytes(nbytes), headers=headers)
     assert_problem(reply, 422, "invalid_state")
 
     async def loop_thread():
@@ -55,6 +55,12 @@ def test_the_fingerprint_of_a_large_body_does_not_hold_up_the_event_loop(replica
 
     assert (threads == [replica.run(loop_thread())]) == (nbytes <= LIMIT)
     assert len(threads) == 1
+
+
+def test_a_request_that_cannot_be_repeated_is_not_hashed(replica, monkeypatch):
+    monkeypatch.setattr(context, "fingerprint", None)
+    body, headers = raw(np.zeros((3, 1, 28, 28), np.uint8))
+    assert replica.http.post("/clients/unkeyed/predict", content=body, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("number", [3, 200])

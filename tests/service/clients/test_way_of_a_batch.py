@@ -1,0 +1,61 @@
+"""The way of a batch stays short: how many functions of how many files are called for one warm batch by journal."""
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import acclimate_service
+
+MOST_CALLS = 190
+MOST_FILES = 42
+OWN = str(Path(acclimate_service.__file__).parent)
+INLINED = {"<listcomp>", "<dictcomp>", "<setcomp>"}
+"""No calls from Python 3.12 on."""
+BESIDE = {"_keep"}
+"""Of the private Redis, whenever its time has come."""
+
+
+class Calls:
+    """Frames of the service that begin on a thread; a coroutine that goes on is no new one."""
+
+    def __init__(self):
+        self._frames = {}
+
+    def note(self, frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(OWN) and code.co_name not in INLINED | BESIDE:
+            self._frames[id(frame)] = frame  # kept, so that no other frame takes its id
+
+    @property
+    def functions(self):
+        codes = [frame.f_code for frame in self._frames.values()]
+        return Counter((code.co_filename.removeprefix(OWN), code.co_qualname) for code in codes)
+
+
+async def watch(note):
+    sys.setprofile(note)
+
+
+def test_a_warm_batch_is_answered_in_few_calls_of_few_files(make_replica, stream, post):
+    replica, batches = make_replica(adapter="atp"), stream(0, 6)
+    for images in batches[:-1]:
+        assert post(replica, "cam", images).status_code == 200
+    assert replica.metric('acclimate_state_commits_total{result="appended",way="delta"}') == 5
+    time.sleep(0.2)  # what follows the reply in the background
+    calls = Calls()
+    worker = replica.service.worker
+    replica.loop.call_soon_threadsafe(lambda: worker._executor.submit(sys.setprofile, calls.note).result())
+    replica.run(watch(calls.note))
+    try:
+        reply = post(replica, "cam", batches[-1])
+        time.sleep(0.2)
+    finally:
+        replica.run(watch(None))
+        worker._executor.submit(sys.setprofile, None).result()
+    assert reply.json()["state"] | {"version": 6, "status": "warm"} == reply.json()["state"]
+    functions = calls.functions
+    files = {file for file, _ in functions}
+    said = "\n".join(f"{number:3} {file} {name}" for (file, name), number in sorted(functions.items()))
+    assert 50 < functions.total() <= MOST_CALLS, said
+    assert len(files) <= MOST_FILES, sorted(files)
