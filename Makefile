@@ -44,8 +44,8 @@ bench: setup
 	$(BIN)/acclimate-bench serve
 	$(BIN)/acclimate-bench state
 	$(BIN)/acclimate-bench scale
-	$(BIN)/acclimate-bench diet
-	$(BIN)/acclimate-bench diet --network resnet18 --threads 2 --keep .data/bench-models
+	$(BIN)/acclimate-bench budget
+	$(BIN)/acclimate-bench budget --network resnet18 --threads 2 --keep .data/bench-models
 	$(BIN)/acclimate-bench accuracy
 	$(BIN)/acclimate-bench guard --seeds 5
 

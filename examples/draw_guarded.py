@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from acclimate_bench.plot import BLUE, GREY, INK, PALE, STYLE, VERMILLION, save
+from acclimate_bench.accuracy.plot import BLUE, GREY, INK, PALE, STYLE, VERMILLION, save
 
 Moments = Sequence[Mapping[str, Any]]
 SERIES: Mapping[str, Mapping[str, Any]] = {

@@ -2,7 +2,7 @@
 
     python tools/make_bench_data.py FOLDER [--output benchmarks/data/fashion] [--anchors FILE]
 
-FOLDER has the layout that `acclimate_bench.fashion` describes, with all clients. The reduced set keeps the
+FOLDER has the layout that `acclimate_bench.data.fashion` describes, with all clients. The reduced set keeps the
 networks, the source quantities and, of the target clients, every fifth; recorded accuracies stay those of all clients,
 so that any selection of them can be compared. FILE holds labelled source images of the hybrid shift, `images`
 [M, N, 28, 28] and `labels` [M, N] of M source clients.
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from make_fashion_bundle import CLIENTS, LICENCE  # the same clients as in the sample streams, for the same reason
 
-from acclimate_bench.data import ACCURACY
-from acclimate_bench.fashion import ANCHORS, BALANCED, FASHION
+from acclimate_bench.data.fashion import ANCHORS, BALANCED, FASHION
+from acclimate_bench.data.shift import ACCURACY
 
 ROOT = Path(__file__).resolve().parents[1]
 UNCHANGED = ("model.safetensors", "rates.json", "aux.npz", "balanced_source.npz")

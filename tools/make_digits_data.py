@@ -2,7 +2,7 @@
 
     python tools/make_digits_data.py FOLDER [--output benchmarks/data/digits]
 
-FOLDER has the layout that `acclimate_bench.digits` describes, with all clients. The reduced set keeps the
+FOLDER has the layout that `acclimate_bench.data.digits` describes, with all clients. The reduced set keeps the
 network, what was measured at its source and, of the clients, every other one; recorded accuracies stay those of all.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from acclimate_bench.data import ACCURACY, MODEL, MOMENTS
-from acclimate_bench.digits import DIGITS
+from acclimate_bench.data.digits import DIGITS
+from acclimate_bench.data.shift import ACCURACY, MODEL, MOMENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = 2

@@ -1,4 +1,4 @@
-"""What the commands of the benchmark have in common: how words select, and where results go."""
+"""What the commands of the benchmark have in common: how numbers are read, and where results go."""
 
 import argparse
 import math
@@ -9,44 +9,13 @@ from typing import TypeAlias
 
 from tqdm import tqdm
 
-from acclimate_bench.accuracy import Progress
-from acclimate_bench.digits import CARRIED as DIGITS_CARRIED
 from acclimate_bench.errors import BenchError
-from acclimate_bench.fashion import CARRIED as FASHION_CARRIED
-from acclimate_bench.methods import METHODS
-from acclimate_bench.shifts import SHIFTS, Folders
+
+Progress: TypeAlias = Callable[[str], None]
+"""Is told what is done, in words."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Where a command adds its own."""
-
-
-def add_selection(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add what selects data and methods; `default` says which methods run unless some are named."""
-    parser.add_argument(
-        "--data", type=Path, default=FASHION_CARRIED, metavar="FOLDER", help="Fashion-MNIST (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--digits", type=Path, default=DIGITS_CARRIED, metavar="FOLDER", help="digits (default: %(default)s)"
-    )
-    parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=SHIFTS, help="default: all of them")
-    names = ", ".join(method.name for method in METHODS)
-    parser.add_argument("--methods", nargs="+", default=(), metavar="METHOD", help=f"of {names}; default: {default}")
-    parser.add_argument("--seed", type=natural, default=0, help="of the methods that draw random numbers (default: 0)")
-    parser.add_argument("--threads", type=positive, default=1, help="threads of torch (default: 1, as recorded)")
-    parser.add_argument(
-        "--from", dest="recorded", nargs="+", type=Path, metavar="JSON", help="show earlier runs instead of measuring"
-    )
-
-
-def folders(arguments: argparse.Namespace) -> Folders:
-    """Where the data lie that were asked for, found to be complete.
-
-    Raises:
-        BenchError: naming what is missing.
-    """
-    chosen = Folders(arguments.data, arguments.digits)
-    chosen.check(arguments.shifts)
-    return chosen
 
 
 def prepare_outputs(files: Sequence[Path | None], folder: Path | None = None) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate_bench.accuracy import Result
+from acclimate_bench.accuracy.measure import Result
+from acclimate_bench.accuracy.report import Protocol, Report
 from acclimate_bench.cli import main
-from acclimate_bench.data import Shift
-from acclimate_bench.guard_report import Guarded, GuardReport
-from acclimate_bench.replay import Streams, replay
-from acclimate_bench.report import Protocol, Report
-from acclimate_bench.shifts import Folders
+from acclimate_bench.data.shift import Shift
+from acclimate_bench.data.shifts import Folders
+from acclimate_bench.guard.replay import Streams, replay
+from acclimate_bench.guard.report import Guarded, GuardReport
 
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / "benchmarks" / "data" / "fashion"

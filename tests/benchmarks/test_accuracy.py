@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from acclimate_adapters import ADAPTERS
-from acclimate_bench.accuracy import LeftOut, Result, count_clients, measure, part_of
-from acclimate_bench.data import SUBSET, Shift
-from acclimate_bench.digits import DIGITS
+from acclimate_bench.accuracy.measure import LeftOut, Result, count_clients, measure, part_of
+from acclimate_bench.accuracy.methods import METHODS, choose
+from acclimate_bench.data.digits import DIGITS
+from acclimate_bench.data.fashion import FASHION
+from acclimate_bench.data.shift import SUBSET, Shift
 from acclimate_bench.errors import BenchError
-from acclimate_bench.fashion import FASHION
-from acclimate_bench.methods import METHODS, choose
 
 FORWARD = ("none", "bn_adapt", "em", "bbse_soft", "bbse_hard", "t3a")
 

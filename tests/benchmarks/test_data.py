@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acclimate_bench.data import Shift
+from acclimate_bench.data.fashion import FASHION, check_fashion, load_fashion
+from acclimate_bench.data.shift import Shift
 from acclimate_bench.errors import BenchError
-from acclimate_bench.fashion import FASHION, check_fashion, load_fashion
 
 ROOT = Path(__file__).parents[2]
 

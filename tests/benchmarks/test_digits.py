@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate_bench.data import Shift
-from acclimate_bench.digits import DIGITS, load_digits
+from acclimate_bench.data.digits import DIGITS, load_digits
+from acclimate_bench.data.shift import Shift
+from acclimate_bench.data.shifts import SHIFTS, Folders
 from acclimate_bench.errors import BenchError
-from acclimate_bench.shifts import SHIFTS, Folders
 
 ROOT = Path(__file__).parents[2]
 

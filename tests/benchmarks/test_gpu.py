@@ -11,8 +11,8 @@ import torch
 from acclimate_adapters import FrozenModel
 from acclimate_bench.cost.gpu import measure
 from acclimate_bench.cost.gpu_checks import METHODS, Place, check, differences, full_precision
+from acclimate_bench.cost.networks import fashion_cnn
 from acclimate_bench.cost.report import Report
-from acclimate_bench.cost.speed_bed import fashion_cnn
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -35,9 +35,9 @@ def test_a_device_that_computes_the_same_passes(capsys: pytest.CaptureFixture[st
 def test_a_difference_is_seen() -> None:
     exact, rounded = Place(CPU, torch.float64).model(), Place(CPU).model()
     assert 0 < max(differences("atp", exact, rounded, 2)) < 1e-5
-    bed = fashion_cnn("cpu")
-    source = replace(bed.model.source, rates={"bn1.running_mean": 0.5})
-    wrong = FrozenModel.from_module(bed.net, classifier=bed.model.classifier, source=source)
+    network = fashion_cnn("cpu")
+    source = replace(network.model.source, rates={"bn1.running_mean": 0.5})
+    wrong = FrozenModel.from_module(network.net, classifier=network.model.classifier, source=source)
     assert max(differences("atp", exact, wrong, 2)) > 1e-3
 
 
@@ -51,15 +51,15 @@ def test_full_precision_is_for_the_block_alone() -> None:
 
 @pytest.mark.slow
 def test_all_that_is_measured_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report, bed = Report(), fashion_cnn("cpu")
-    before = {name: tensor.clone() for name, tensor in bed.net.state_dict().items()}
-    measure(report, bed, repeats=1)
+    report, network = Report(), fashion_cnn("cpu")
+    before = {name: tensor.clone() for name, tensor in network.net.state_dict().items()}
+    measure(report, network, repeats=1)
     report.finish(tmp_path / "gpu.json")
     tables = json.loads((tmp_path / "gpu.json").read_bytes())
     assert len(tables) == 5
     names = [row["name"] for rows in tables.values() for row in rows]
     assert {"atp online, plain", "none, plain"} <= set(names)
-    torch.testing.assert_close(dict(bed.net.state_dict()), before, rtol=0, atol=0)
+    torch.testing.assert_close(dict(network.net.state_dict()), before, rtol=0, atol=0)
 
 
 def test_a_place_without_a_card_has_no_graphs() -> None:

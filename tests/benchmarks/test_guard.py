@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_bench.accuracy import LeftOut
+from acclimate_bench.accuracy.measure import LeftOut
 from acclimate_bench.errors import BenchError
-from acclimate_bench.guard_plot import draw_guard
-from acclimate_bench.guard_report import Guarded, GuardReport, Outcome, from_json, harm, merge, to_json
-from acclimate_bench.guard_text import to_text
-from acclimate_bench.replay import Run, Streams, Verdicts
+from acclimate_bench.guard.plot import draw_guard
+from acclimate_bench.guard.replay import Run, Streams, Verdicts
+from acclimate_bench.guard.report import Guarded, GuardReport, Outcome, from_json, harm, merge, to_json
+from acclimate_bench.guard.text import to_text
 
 Command = Callable[..., int]
 

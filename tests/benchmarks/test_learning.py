@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acclimate_bench import learning
+from acclimate_bench.accuracy.methods import choose
 from acclimate_bench.cli import main
 from acclimate_bench.errors import BenchError
-from acclimate_bench.learning import Learned
-from acclimate_bench.methods import choose
+from acclimate_bench.guard import learning
+from acclimate_bench.guard.learning import Learned
 
 
 def test_only_methods_that_can_learn_are_run() -> None:
@@ -31,8 +31,8 @@ def test_the_table_gives_gains_over_learning_nothing() -> None:
 
 
 def test_no_label_no_gain_and_all_labels_at_once_change_answers() -> None:
-    from acclimate_bench.options import DIGITS_CARRIED, FASHION_CARRIED
-    from acclimate_bench.shifts import Folders
+    from acclimate_bench.accuracy.selection import DIGITS_CARRIED, FASHION_CARRIED
+    from acclimate_bench.data.shifts import Folders
 
     shift = Folders(FASHION_CARRIED, DIGITS_CARRIED).load("label")
     (method,) = choose(["fedcal_pl"], slow=False)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from acclimate_bench.accuracy.plot import draw_adapters, draw_gains
+from acclimate_bench.accuracy.report import Report
 from acclimate_bench.errors import BenchError
-from acclimate_bench.plot import draw_adapters, draw_gains
-from acclimate_bench.report import Report
 
 
 def words(svg: Path) -> set[str]:

@@ -7,10 +7,10 @@ from math import comb
 import numpy as np
 import pytest
 
-from acclimate_bench.accuracy import LeftOut
-from acclimate_bench.data import Shift
-from acclimate_bench.methods import choose
-from acclimate_bench.replay import Run, Streams, Verdicts, recorded_streams, replay, untrue
+from acclimate_bench.accuracy.measure import LeftOut
+from acclimate_bench.accuracy.methods import choose
+from acclimate_bench.data.shift import Shift
+from acclimate_bench.guard.replay import Run, Streams, Verdicts, recorded_streams, replay, untrue
 from acclimate_service.guard.evidence import Counts, verdict
 
 Draw = Callable[..., Streams]

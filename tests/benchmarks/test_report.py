@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate_bench.accuracy import LeftOut, Result
+from acclimate_bench.accuracy.measure import LeftOut, Result
+from acclimate_bench.accuracy.report import Report, figures, from_json, merge, to_json, to_text
 from acclimate_bench.errors import BenchError
-from acclimate_bench.report import Report, figures, from_json, merge, to_json, to_text
 
 
 def test_figures_of_two_clients_by_hand(result: Callable[..., Result]) -> None:

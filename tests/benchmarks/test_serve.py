@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from acclimate_adapters.methods.priors import maximise_likelihood
-from acclimate_bench.cost.bed import Replica, replica
 from acclimate_bench.cost.inputs import BUNDLES
 from acclimate_bench.cost.peer_em import quapy_em
 from acclimate_bench.cost.peers import prepare_litserve
 from acclimate_bench.cost.remote import in_blocks, local, remote
+from acclimate_bench.cost.replica import Replica, replica
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.serve import price
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from acclimate_bench.cost.networks import fashion_cnn
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.speed import GRADIENT, compare, forward_backward_forward, gradient_rows
-from acclimate_bench.cost.speed_bed import fashion_cnn
 
 
 def test_a_table_compares_steps_with_their_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bed, report = fashion_cnn("cpu"), Report()
-    compare(report, bed, 3, GRADIENT, forward_backward_forward(bed), gradient_rows(bed, 1e-9))
+    network, report = fashion_cnn("cpu"), Report()
+    compare(report, network, 3, GRADIENT, forward_backward_forward(network), gradient_rows(network, 1e-9))
     report.finish(tmp_path / "speed.json")
     ((title, rows),) = json.loads((tmp_path / "speed.json").read_text()).items()
     assert title.startswith("fashion-cnn, 20 x 1 x 28 x 28, over forward + backward + forward: cpu")

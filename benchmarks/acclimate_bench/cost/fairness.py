@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acclimate_bench.cost import flood
-from acclimate_bench.cost.bed import Replica, over_http
 from acclimate_bench.cost.inputs import fashion
+from acclimate_bench.cost.replica import Replica, over_http
 from acclimate_bench.cost.report import Report, verdict
 
 FLOODING: Final = 32
@@ -26,7 +26,12 @@ def measure_fairness(report: Report, served: Replica, adapters: tuple[str, ...],
     """A row for each adapter: a light client alone and beside a flood, in blocks of so many seconds that take turns."""
     report.table(
         f"One client with a batch at a time beside another with {FLOODING}, batches of 20 (ms)",
-        *("alone p50", "alone p99", "beside p50", "beside p99", "p99 ratio", "target"),
+        "alone p50",
+        "alone p99",
+        "beside p50",
+        "beside p99",
+        "p99 ratio",
+        "target",
     )
     for adapter in adapters:
         light, heavy = f"light-{adapter}", f"heavy-{adapter}"

@@ -17,6 +17,7 @@ import torch
 
 from acclimate_adapters.network.graphs import Graphs
 from acclimate_bench.cost.gpu_checks import check, eager_graphs
+from acclimate_bench.cost.networks import Network, fashion_cnn, frozen, resnet
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.speed import (
     FORWARD,
@@ -27,7 +28,6 @@ from acclimate_bench.cost.speed import (
     forward_backward_forward,
     steps,
 )
-from acclimate_bench.cost.speed_bed import Bed, fashion_cnn, frozen, resnet
 from acclimate_service.compute.process import keep_freed_memory
 
 FORMATS: Final = (
@@ -54,23 +54,23 @@ def run(options: argparse.Namespace) -> int:
     return 0 if near else 1
 
 
-def measure(report: Report, bed: Bed, repeats: int) -> None:
+def measure(report: Report, network: Network, repeats: int) -> None:
     """Print what graphs and other formats save with one network."""
-    gradient, passes = replays(bed)
-    compare(report, bed, repeats, GRADIENT, forward_backward_forward(bed), gradient)
-    compare(report, bed, repeats, FORWARD, forward(bed), passes)
-    for other in formats(bed):
+    gradient, passes = replays(network)
+    compare(report, network, repeats, GRADIENT, forward_backward_forward(network), gradient)
+    compare(report, network, repeats, FORWARD, forward(network), passes)
+    for other in formats(network):
         rows = [Row("atp online", steps(other.model, other.x, "atp"))]
         compare(report, other, repeats, GRADIENT, forward_backward_forward(other), rows)
 
 
-def replays(bed: Bed) -> tuple[list[Row], list[Row]]:
+def replays(network: Network) -> tuple[list[Row], list[Row]]:
     """Steps with a gradient and steps without, each by plain calls and, where there are graphs, by their replays."""
     found: tuple[list[Row], list[Row]] = [], []
-    for way, graphs in ways(bed.x.device):
-        model = frozen(bed, graphs)
-        found[0].append(Row(f"atp online, {way}", steps(model, bed.x, "atp")))
-        found[1].extend(Row(f"{name}, {way}", steps(model, bed.x, name)) for name in ("none", "fedcal"))
+    for way, graphs in ways(network.x.device):
+        model = frozen(network, graphs)
+        found[0].append(Row(f"atp online, {way}", steps(model, network.x, "atp")))
+        found[1].extend(Row(f"{name}, {way}", steps(model, network.x, name)) for name in ("none", "fedcal"))
     return found
 
 
@@ -81,11 +81,11 @@ def ways(device: torch.device) -> Iterator[tuple[str, Graphs]]:
         yield "graphs", eager_graphs(device)
 
 
-def formats(bed: Bed) -> Iterator[Bed]:
-    """The same bed in other precisions and layouts, as the service would run it."""
+def formats(network: Network) -> Iterator[Network]:
+    """The same network in other precisions and layouts, as the service would run it."""
     for dtype, layout in FORMATS:
-        net = copy.deepcopy(bed.net).to(dtype, memory_format=layout)  # type: ignore[call-overload]
-        x = bed.x.to(dtype, memory_format=layout)
-        name = f"{bed.name}, {dtype}, {layout}".replace("torch.", "")
-        other = replace(bed, name=name, net=net, x=x)
+        net = copy.deepcopy(network.net).to(dtype, memory_format=layout)  # type: ignore[call-overload]
+        x = network.x.to(dtype, memory_format=layout)
+        name = f"{network.name}, {dtype}, {layout}".replace("torch.", "")
+        other = replace(network, name=name, net=net, x=x)
         yield replace(other, model=frozen(other, eager_graphs(x.device)))

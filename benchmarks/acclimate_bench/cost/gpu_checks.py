@@ -12,9 +12,9 @@ from torch import Tensor
 from acclimate_adapters import FrozenModel, create
 from acclimate_adapters.network.graphs import CudaCapture, Graphs
 from acclimate_bench.cost.inputs import SAMPLES
+from acclimate_bench.cost.networks import fashion_cnn, frozen
 from acclimate_bench.cost.report import Report, verdict
 from acclimate_bench.cost.speed import enrolment
-from acclimate_bench.cost.speed_bed import fashion_cnn, frozen
 from acclimate_store import load_streams
 
 METHODS: Final = ("atp", "fedcal", "fedthe", "bbse", "t3a", "balanced", "tent")
@@ -33,9 +33,9 @@ class Place:
 
     def model(self) -> FrozenModel:
         """The bundled model there."""
-        bed = fashion_cnn(str(self.device))
+        network = fashion_cnn(str(self.device))
         graphs = eager_graphs(self.device) if self.replays else Graphs(None)
-        return frozen(replace(bed, net=bed.net.to(self.dtype)), graphs)
+        return frozen(replace(network, net=network.net.to(self.dtype)), graphs)
 
 
 def eager_graphs(device: torch.device) -> Graphs:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from acclimate_adapters import create
 from acclimate_adapters.merged import Work, guarded_steps
-from acclimate_bench.cost.speed_bed import Bed
+from acclimate_bench.cost.networks import Network
 from acclimate_service.compute.process import one_thread
 from acclimate_store.onnx_graphs import export_graphs
 from acclimate_store.runtimes import Runtime, choose
@@ -29,30 +29,30 @@ class OnnxRow(NamedTuple):
     target: float
 
 
-def onnx_rows(bed: Bed) -> list[OnnxRow]:
+def onnx_rows(network: Network) -> list[OnnxRow]:
     """Guarded steps of one client as the service takes them, each from the state of the last."""
-    runtime = _runtime(bed)
-    heads = [OnnxRow(f"{name}, ONNX Runtime", _steps(runtime, bed, name), HEAD_TARGET) for name in HEADS]
-    return [*heads, OnnxRow("balanced, ONNX Runtime", _steps(runtime, bed, "balanced"), BALANCED_TARGET)]
+    runtime = _runtime(network)
+    heads = [OnnxRow(f"{name}, ONNX Runtime", _steps(runtime, network, name), HEAD_TARGET) for name in HEADS]
+    return [*heads, OnnxRow("balanced, ONNX Runtime", _steps(runtime, network, "balanced"), BALANCED_TARGET)]
 
 
-def _runtime(bed: Bed) -> Runtime:
-    model = bed.model.with_layouts(frozen=False, adapted=False)  # as bundles are exported
-    graphs = export_graphs(model, bed.x.shape[1:], lambda _: None)
+def _runtime(network: Network) -> Runtime:
+    model = network.model.with_layouts(frozen=False, adapted=False)  # as bundles are exported
+    graphs = export_graphs(model, network.x.shape[1:], lambda _: None)
     with TemporaryDirectory() as folder:
         for file, graph in graphs.items():
             (Path(folder) / file).write_bytes(graph)
-        return choose("onnx", model, Path(folder), dict.fromkeys(graphs, ""), bed.x)
+        return choose("onnx", model, Path(folder), dict.fromkeys(graphs, ""), network.x)
 
 
-def _steps(runtime: Runtime, bed: Bed, name: str) -> Callable[[], object]:
+def _steps(runtime: Runtime, network: Network, name: str) -> Callable[[], object]:
     adapter = create(name)
-    state = adapter.init(bed.model)
+    state = adapter.init(network.model)
 
     def work() -> None:
         nonlocal state
         with one_thread():
-            (step,) = guarded_steps(runtime.model, [Work(adapter, state, bed.x)], runtime.passes)
+            (step,) = guarded_steps(runtime.model, [Work(adapter, state, network.x)], runtime.passes)
         if isinstance(step, Exception):
             raise step
         state = step.state

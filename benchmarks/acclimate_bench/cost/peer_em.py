@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from acclimate_bench.cost.speed_bed import Bed
+from acclimate_bench.cost.networks import Network
 
 
 def quapy_em(source_prior: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -24,8 +24,8 @@ def quapy_em(source_prior: NDArray[Any]) -> Callable[[NDArray[Any]], NDArray[Any
     return estimate
 
 
-def quapy_step(bed: Bed) -> Callable[[], object]:
+def quapy_step(network: Network) -> Callable[[], object]:
     """A frozen pass and EMQ on its posteriors; raises ImportError as `quapy_em`."""
-    model = bed.model
+    model = network.model
     estimate = quapy_em(model.source.prior.double().numpy(force=True))
-    return lambda: estimate(model.frozen(bed.x).logits.double().softmax(dim=-1).numpy(force=True))
+    return lambda: estimate(model.frozen(network.x).logits.double().softmax(dim=-1).numpy(force=True))

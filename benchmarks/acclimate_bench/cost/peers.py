@@ -17,8 +17,8 @@ from typing import Final
 import httpx
 import numpy as np
 
-from acclimate_bench.cost.bed import await_that, free_port, replica
 from acclimate_bench.cost.remote import PAUSE_S, Work, remote
+from acclimate_bench.cost.replica import await_that, free_port, replica
 from acclimate_bench.cost.report import Report
 
 ROUNDS: Final = 6

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias
 
-from acclimate_bench.cost.measure import Timing
+from acclimate_bench.cost.timing import Timing
 
 Work: TypeAlias = Callable[[int], list[float]]
 """Runs so often, one after the other, and gives the seconds of each time."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from acclimate_bench.cost.measure import Timing
 from acclimate_bench.cost.report import Report
+from acclimate_bench.cost.timing import Timing
 from acclimate_service.state import Batch, ClientScope, Limits, Link, StateStore, Wire, connect, new_id, random_rid
 from acclimate_service.state.journal_records import Appended, Flipped, Opened
 from acclimate_service.state.records import Attempt, Basis, Committed, Snapshot
@@ -76,7 +76,11 @@ class Committing:
         """Commit once more."""
         attempt, began = _attempt(), time.perf_counter()
         outcome = await self.store.commit(
-            *(self.client, MODEL, self.basis, attempt, self.state),
+            client=self.client,
+            model=MODEL,
+            basis=self.basis,
+            attempt=attempt,
+            state=self.state,
             adapter="atp",
             answer=ANSWER,
             inline=self.inline,

@@ -19,13 +19,13 @@ from typing import Final
 import torch
 
 from acclimate_bench.cost import peers
-from acclimate_bench.cost.bed import over_http
-from acclimate_bench.cost.beside import in_process, replica_with_steps
 from acclimate_bench.cost.inputs import BUNDLES, noise
 from acclimate_bench.cost.load import one_by_one
+from acclimate_bench.cost.networks import write_resnet
 from acclimate_bench.cost.remote import in_blocks, local
+from acclimate_bench.cost.replica import over_http
 from acclimate_bench.cost.report import Report, verdict
-from acclimate_bench.cost.speed_bed import write_resnet
+from acclimate_bench.cost.stepping_replica import in_process, replica_with_steps
 
 SHAPES: Final = {"fashion-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 ADAPTERS: Final = {"fashion-cnn": ("none", "fedcal", "atp"), "resnet18": ("none", "fedcal", "atp")}

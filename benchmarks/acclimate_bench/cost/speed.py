@@ -15,11 +15,11 @@ from torch import Tensor
 
 from acclimate_adapters import FrozenModel, create
 from acclimate_adapters.functional import entropy
-from acclimate_bench.cost.measure import COLUMNS, Timing, in_turn
+from acclimate_bench.cost.networks import Network, fashion_cnn, resnet
 from acclimate_bench.cost.peer_em import quapy_step
 from acclimate_bench.cost.remote import in_blocks, local
 from acclimate_bench.cost.report import Report
-from acclimate_bench.cost.speed_bed import Bed, fashion_cnn, resnet
+from acclimate_bench.cost.timing import COLUMNS, Timing, in_turn
 from acclimate_service.compute.process import keep_freed_memory
 
 Work: TypeAlias = Callable[[], object]
@@ -37,24 +37,24 @@ class Row(NamedTuple):
     target: float | None = None
 
 
-def forward(bed: Bed) -> Work:
+def forward(network: Network) -> Work:
     """One pass of the plain network, without gradient."""
 
     def work() -> Tensor:
         with torch.no_grad():
-            logits: Tensor = bed.net(bed.x)
+            logits: Tensor = network.net(network.x)
         return logits
 
     return work
 
 
-def forward_backward_forward(bed: Bed) -> Work:
+def forward_backward_forward(network: Network) -> Work:
     """Forward, backward of the entropy, forward: what any gradient method of this kind has to compute."""
-    second = forward(bed)
+    second = forward(network)
 
     def work() -> object:
-        bed.net.zero_grad()
-        torch.autograd.backward(entropy(bed.net(bed.x)).mean())
+        network.net.zero_grad()
+        torch.autograd.backward(entropy(network.net(network.x)).mean())
         return second()
 
     return work
@@ -79,37 +79,40 @@ def enrolment(model: FrozenModel) -> dict[str, Tensor]:
     return {"personal_head": head, "descriptor": torch.rand(model.feature_size, generator=generator)}
 
 
-def gradient_rows(bed: Bed, target: float) -> list[Row]:
+def gradient_rows(network: Network, target: float) -> list[Row]:
     """The steps whose floor is forward, backward, forward."""
-    return [Row("atp online", steps(bed.model, bed.x, "atp", mode="online"), target)]
+    return [Row("atp online", steps(network.model, network.x, "atp", mode="online"), target)]
 
 
-def forward_rows(bed: Bed) -> list[Row]:
+def forward_rows(network: Network) -> list[Row]:
     """The steps whose floor is one pass: they only read its logits and features."""
     return [
-        Row("fedcal em", steps(bed.model, bed.x, "fedcal", estimator="em"), 1.1),
-        Row("fedthe", steps(bed.model, bed.x, "fedthe"), 1.1),
-        Row("bbse", steps(bed.model, bed.x, "bbse"), 1.1),
-        Row("t3a", steps(bed.model, bed.x, "t3a"), 1.1),
+        Row("fedcal em", steps(network.model, network.x, "fedcal", estimator="em"), 1.1),
+        Row("fedthe", steps(network.model, network.x, "fedthe"), 1.1),
+        Row("bbse", steps(network.model, network.x, "bbse"), 1.1),
+        Row("t3a", steps(network.model, network.x, "t3a"), 1.1),
     ]
 
 
-def em_rows(bed: Bed) -> list[Row]:
+def em_rows(network: Network) -> list[Row]:
     """`em`, and QuaPy's EMQ beside as many steps of it, where QuaPy is installed."""
-    rows = [Row("em", steps(bed.model, bed.x, "em"), 1.1), Row("em, 12 steps", steps(bed.model, bed.x, "em", steps=12))]
+    rows = [
+        Row("em", steps(network.model, network.x, "em"), 1.1),
+        Row("em, 12 steps", steps(network.model, network.x, "em", steps=12)),
+    ]
     try:
-        return [*rows, Row("frozen pass, QuaPy's EMQ, 12 steps or more", quapy_step(bed))]
+        return [*rows, Row("frozen pass, QuaPy's EMQ, 12 steps or more", quapy_step(network))]
     except ImportError as error:
         print(f"\nleft out: QuaPy ({error}); pip install quapy")
         return rows
 
 
-def balanced_rows(bed: Bed) -> list[Row]:
+def balanced_rows(network: Network) -> list[Row]:
     """The steps that take two passes."""
-    return [Row("balanced", steps(bed.model, bed.x, "balanced"), 2.2)]
+    return [Row("balanced", steps(network.model, network.x, "balanced"), 2.2)]
 
 
-def onnx_rows(bed: Bed) -> dict[str, list[Row]]:
+def onnx_rows(network: Network) -> dict[str, list[Row]]:
     """Heads and `balanced` on ONNX Runtime, where it and what exports to it are installed; the floor stays torch."""
     try:
         from acclimate_bench.cost.heads_onnx import onnx_rows as rows
@@ -117,7 +120,7 @@ def onnx_rows(bed: Bed) -> dict[str, list[Row]]:
         print(f"\nleft out: ONNX Runtime ({error}); it takes the extras `cpu` and `export`")
         return {}
     print("\nexporting the network for ONNX Runtime, about a minute ...", flush=True)
-    *heads, balanced = (Row(*row) for row in rows(bed))
+    *heads, balanced = (Row(*row) for row in rows(network))
     return {"heads on ONNX Runtime": heads, "balanced on ONNX Runtime": [balanced]}
 
 
@@ -140,7 +143,7 @@ def finished(work: Work, device: torch.device) -> Work:
 
 def compare(
     report: Report,
-    bed: Bed,
+    network: Network,
     repeats: int,
     name: str,
     floor: Work,
@@ -149,11 +152,11 @@ def compare(
     timed: Timed = in_turn,
 ) -> None:
     """Measure a floor and its steps in turn, and add the table of them; `what` tells it from others over the floor."""
-    device = bed.x.device
+    device = network.x.device
     bare, *timings = timed(repeats, *(finished(work, device) for work in (floor, *(row.work for row in rows))))
-    where = f"{device.type}, {torch.get_num_threads()} threads, {bed.layout}"
-    size = " x ".join(map(str, bed.x.shape))
-    report.table(f"{bed.name}, {size}, {what}over {name}: {where}, {repeats} repeats in turn (ms)", *COLUMNS)
+    where = f"{device.type}, {torch.get_num_threads()} threads, {network.layout}"
+    size = " x ".join(map(str, network.x.shape))
+    report.table(f"{network.name}, {size}, {what}over {name}: {where}, {repeats} repeats in turn (ms)", *COLUMNS)
     report.row(name, *bare.cells())
     for row, timing in zip(rows, timings, strict=True):
         report.row(row.name, *timing.cells(bare, row.target))
@@ -163,8 +166,15 @@ def run(options: argparse.Namespace) -> int:
     """Print the ratios."""
     keep_freed_memory()  # as the service does
     large, small, report = resnet(options.device), fashion_cnn(options.device), Report()
-    for bed, target in ((large, 1.3), (small, 1.5)):
-        compare(report, bed, options.repeats, GRADIENT, forward_backward_forward(bed), gradient_rows(bed, target))
+    for network, target in ((large, 1.3), (small, 1.5)):
+        compare(
+            report,
+            network,
+            options.repeats,
+            GRADIENT,
+            forward_backward_forward(network),
+            gradient_rows(network, target),
+        )
     cheap = {"heads": forward_rows(large), "EM": em_rows(large), "balanced": balanced_rows(large)}
     for what, rows in cheap.items():
         compare(report, large, options.repeats, FORWARD, forward(large), rows, f"{what} ")

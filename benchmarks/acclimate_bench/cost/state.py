@@ -21,12 +21,12 @@ import torch
 import uvloop
 
 from acclimate_adapters import create
-from acclimate_bench.cost.bed import Count, Replica, count, over_http, replica
-from acclimate_bench.cost.beside import in_process, replica_with_steps
 from acclimate_bench.cost.inputs import BUNDLES, fashion
 from acclimate_bench.cost.remote import in_blocks, local
+from acclimate_bench.cost.replica import Count, Replica, count, over_http, replica
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.scripts import Fsync, measure_scripts
+from acclimate_bench.cost.stepping_replica import in_process, replica_with_steps
 from acclimate_bench.cost.takeover import measure_takeovers
 from acclimate_service.compute.process import keep_freed_memory
 from acclimate_store import Catalogue

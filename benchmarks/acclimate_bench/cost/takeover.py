@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from acclimate_bench.cost.bed import Count, Replica, await_that, count, replica, stream
 from acclimate_bench.cost.inputs import noise
+from acclimate_bench.cost.networks import write_resnet
+from acclimate_bench.cost.replica import Count, Replica, await_that, count, replica, stream
 from acclimate_bench.cost.report import Report
-from acclimate_bench.cost.speed_bed import write_resnet
 from acclimate_service.state import Limits
 
 SHAPE: Final = 3, 32, 32

@@ -21,7 +21,7 @@ ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bed:
+class Network:
     """A network twice, plain and frozen, the batch that both answer, and the memory layout of the frozen one."""
 
     name: str
@@ -59,25 +59,27 @@ def random_batch(channels: int, size: int, seed: int = 1, rows: int = ROWS) -> T
     return torch.rand(rows, channels, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def resnet(device: str) -> Bed:
+def resnet(device: str) -> Network:
     """ResNet-18 on images of 32 x 32."""
     net = resnet18().to(device)
     model, layout = fastest(freeze(net), (3, 32, 32))
-    return Bed("ResNet-18", net, model, random_batch(3, 32).to(device), layout)
+    return Network("ResNet-18", net, model, random_batch(3, 32).to(device), layout)
 
 
-def fashion_cnn(device: str) -> Bed:
+def fashion_cnn(device: str) -> Network:
     """The bundled model, with the rates it carries."""
     bundle = Catalogue(BUNDLES).load("fashion-cnn", "1", device)
     net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
     load_weights(net, BUNDLES / "fashion-cnn/1")
     model, layout = fastest(bundle.model, (1, 28, 28))
-    return Bed("fashion-cnn", net.eval().to(device), model, random_batch(1, 28).to(device), layout)
+    return Network("fashion-cnn", net.eval().to(device), model, random_batch(1, 28).to(device), layout)
 
 
-def frozen(bed: Bed, graphs: Graphs) -> FrozenModel:
-    """The network of a bed, with the source that it has."""
-    return FrozenModel.from_module(bed.net, classifier=bed.model.classifier, source=bed.model.source, graphs=graphs)
+def frozen(network: Network, graphs: Graphs) -> FrozenModel:
+    """The same network and source with other graphs."""
+    return FrozenModel.from_module(
+        network.net, classifier=network.model.classifier, source=network.model.source, graphs=graphs
+    )
 
 
 def write_resnet(root: Path) -> None:

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from acclimate_bench.accuracy.plot import BLUE, GREEN, INK, PURPLE, STYLE, VERMILLION, clean, save
 from acclimate_bench.errors import BenchError
-from acclimate_bench.guard_report import BELOW_FROZEN, Guarded, GuardReport
-from acclimate_bench.plot import BLUE, GREEN, INK, PURPLE, STYLE, VERMILLION, clean, save
+from acclimate_bench.guard.report import BELOW_FROZEN, Guarded, GuardReport
 
 COLUMNS = 3
 SHARES = ((PURPLE, "^"), (BLUE, "o"), (GREEN, "s"))  # from few labels to many; more of them start again

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import torch
 
-from acclimate_bench import learning
-from acclimate_bench.accuracy import LeftOut, count_clients
+from acclimate_bench.accuracy.measure import LeftOut, count_clients
+from acclimate_bench.accuracy.methods import Method, choose
+from acclimate_bench.accuracy.report import Protocol
+from acclimate_bench.accuracy.selection import add_selection, folders
+from acclimate_bench.data.shifts import Folders
 from acclimate_bench.errors import BenchError
-from acclimate_bench.guard_report import Guarded, GuardReport, from_json, merge, to_json
-from acclimate_bench.guard_text import to_text
-from acclimate_bench.methods import Method, choose
-from acclimate_bench.options import Subparsers, add_selection, folders, number, positive, prepare_outputs, progress_bar
-from acclimate_bench.replay import Streams, recorded_streams, replay
-from acclimate_bench.report import Protocol
-from acclimate_bench.shifts import Folders
+from acclimate_bench.guard import learning
+from acclimate_bench.guard.replay import Streams, recorded_streams, replay
+from acclimate_bench.guard.report import Guarded, GuardReport, from_json, merge, to_json
+from acclimate_bench.guard.text import to_text
+from acclimate_bench.options import Subparsers, number, positive, prepare_outputs, progress_bar
 
 METHODS = ("atp_online", "em", "fedcal_pl", "fedcal_em", "bn_adapt", "tent", "balanced")
 SHARES = (0.01, 0.05, 0.1)
@@ -57,7 +58,7 @@ def run_guard(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(to_json(report))
     if arguments.plot:
-        from acclimate_bench.guard_plot import draw_guard
+        from acclimate_bench.guard.plot import draw_guard
 
         draw_guard(report, arguments.plot)
     return 0

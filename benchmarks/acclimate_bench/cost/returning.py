@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from acclimate_bench.cost.bed import Replica, over_http
 from acclimate_bench.cost.inputs import fashion
+from acclimate_bench.cost.replica import Replica, over_http
 from acclimate_bench.cost.report import Report, verdict
 
 CALLERS: Final = 4
@@ -42,7 +42,9 @@ class Crowd:
         over_http(self._served, client, self._images)()
 
 
-def measure_hot(report: Report, name: str, served: Replica, many: int, block: int, blocks: int, held: bool) -> None:
+def measure_returning(
+    report: Report, name: str, served: Replica, many: int, block: int, blocks: int, held: bool
+) -> None:
     """A row of the rates of few clients and of many, in blocks that take turns.
 
     Args:

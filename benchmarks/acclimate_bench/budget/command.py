@@ -1,4 +1,4 @@
-"""`acclimate-bench diet`: what accuracy is left when stored states are given fewer bytes.
+"""`acclimate-bench budget`: what accuracy is left when stored states are given fewer bytes.
 
 Every client is stored and restored after each of its batches, which is the worst case: a service rounds a state when a
 snapshot is taken, and goes on from it only when another replica takes the client over.
@@ -18,16 +18,16 @@ import torch
 from acclimate_adapters import create
 from acclimate_adapters.compression.coding import decode, encode
 from acclimate_adapters.compression.sensitivity import sensitivity
-from acclimate_bench import diet_resnet
-from acclimate_bench.accuracy import BATCH, Classes, Progress, frozen_classes
+from acclimate_bench.accuracy.measure import BATCH, Classes, frozen_classes
+from acclimate_bench.accuracy.report import rounded, signed, table
+from acclimate_bench.budget import resnet
 from acclimate_bench.cost.report import Report, verdict
-from acclimate_bench.data import Shift
-from acclimate_bench.digits import CARRIED as DIGITS
+from acclimate_bench.data.digits import CARRIED as DIGITS
+from acclimate_bench.data.fashion import CARRIED, FASHION
+from acclimate_bench.data.shift import Shift
+from acclimate_bench.data.shifts import Folders
 from acclimate_bench.errors import BenchError
-from acclimate_bench.fashion import CARRIED, FASHION
-from acclimate_bench.options import Subparsers, number, positive, prepare_outputs, progress_bar
-from acclimate_bench.report import rounded, signed, table
-from acclimate_bench.shifts import Folders
+from acclimate_bench.options import Progress, Subparsers, number, positive, prepare_outputs, progress_bar
 from acclimate_service.settings import Settings
 
 ADAPTER = "atp"
@@ -77,13 +77,18 @@ def measure(shift: Shift, budgets: Sequence[float], progress: Progress) -> Itera
     """
     exact, nbytes = _follow(shift, 1.0, progress)
     right = float((exact == shift.labels).mean())
-    yield Portion(shift.name, 1.0, len(shift.clients), nbytes, 100 * right, 0.0, 0.0)
+    yield Portion(shift.name, 1.0, len(shift.clients), nbytes, accuracy=100 * right, lost=0.0, changed=0.0)
     for budget in budgets:
         classes, nbytes = _follow(shift, budget, progress)
         accuracy, changed = float((classes == shift.labels).mean()), float((classes != exact).mean())
         yield Portion(
-            *(shift.name, budget, len(shift.clients), nbytes),
-            *(100 * accuracy, 100 * (right - accuracy), 100 * changed),
+            shift=shift.name,
+            budget=budget,
+            clients=len(shift.clients),
+            nbytes=nbytes,
+            accuracy=100 * accuracy,
+            lost=100 * (right - accuracy),
+            changed=100 * changed,
         )
 
 
@@ -151,32 +156,34 @@ def report_targets(portions: Sequence[Portion]) -> None:
 
 
 def add_parser(commands: Subparsers) -> None:
-    """Add the `diet` command."""
+    """Add the `budget` command."""
     text = "accuracy of atp whose stored states are given fewer bytes"
-    diet = commands.add_parser("diet", help=text, description=text)
-    diet.add_argument(
+    budget = commands.add_parser("budget", help=text, description=text)
+    budget.add_argument(
         "--data", type=Path, default=CARRIED, metavar="FOLDER", help="Fashion-MNIST (default: %(default)s)"
     )
-    diet.add_argument(
+    budget.add_argument(
         "--network",
         choices=tuple(BUDGETS),
         default=FASHION_CNN,
         help="resnet18 is learned first from some of the clients (default: %(default)s)",
     )
-    diet.add_argument("--shifts", nargs="+", choices=FASHION, help="default: all that the network was not learned from")
-    diet.add_argument(
+    budget.add_argument(
+        "--shifts", nargs="+", choices=FASHION, help="default: all that the network was not learned from"
+    )
+    budget.add_argument(
         "--budgets", nargs="+", type=_budget, metavar="SHARE", help=f"of exact bytes (default: {_shares()})"
     )
-    diet.add_argument(
+    budget.add_argument(
         "--keep", type=Path, metavar="STORE", help="model store to keep the learned network in, for the next time"
     )
-    diet.add_argument("--threads", type=positive, default=1, help="threads of torch (default: 1)")
-    diet.add_argument("--json", type=Path, metavar="FILE", help="write the results of every shift")
-    diet.add_argument("--plot", type=Path, metavar="FILE", help="draw them as .svg or .png")
-    diet.set_defaults(run=run_diet)
+    budget.add_argument("--threads", type=positive, default=1, help="threads of torch (default: 1)")
+    budget.add_argument("--json", type=Path, metavar="FILE", help="write the results of every shift")
+    budget.add_argument("--plot", type=Path, metavar="FILE", help="draw them as .svg or .png")
+    budget.set_defaults(run=run_budget)
 
 
-def run_diet(arguments: argparse.Namespace) -> int:
+def run_budget(arguments: argparse.Namespace) -> int:
     """Print the tables and write what else was asked for.
 
     Raises:
@@ -184,7 +191,7 @@ def run_diet(arguments: argparse.Namespace) -> int:
     """
     prepare_outputs((arguments.json, arguments.plot), arguments.keep)
     torch.set_num_threads(arguments.threads)
-    budgets = (*(arguments.budgets or BUDGETS[arguments.network]), FROZEN)
+    budgets = [*(arguments.budgets or BUDGETS[arguments.network]), FROZEN]
     shifts = _resnet18(arguments, len(budgets)) if arguments.network == RESNET18 else _fashion_cnn(arguments)
     portions = [each for shift in shifts for each in _measure(shift, budgets)]
     print(to_text(portions))
@@ -192,9 +199,9 @@ def run_diet(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(each) for each in portions], indent=2) + "\n")
     if arguments.plot:
-        from acclimate_bench import diet_plot
+        from acclimate_bench.budget import plot
 
-        diet_plot.draw_diet(portions, arguments.plot)
+        plot.draw(portions, arguments.plot)
     return 0
 
 
@@ -207,17 +214,17 @@ def _fashion_cnn(arguments: argparse.Namespace) -> Iterator[Shift]:
 
 
 def _resnet18(arguments: argparse.Namespace, runs: int) -> Sequence[Shift]:
-    names = arguments.shifts or diet_resnet.CORRUPTED
-    if diet_resnet.CLEAN in names:
-        raise BenchError(f"the ResNet-18 is learned from {diet_resnet.CLEAN}: use {', '.join(diet_resnet.CORRUPTED)}")
+    names = arguments.shifts or resnet.CORRUPTED
+    if resnet.CLEAN in names:
+        raise BenchError(f"the ResNet-18 is learned from {resnet.CLEAN}: use {', '.join(resnet.CORRUPTED)}")
     data = Folders(arguments.data, DIGITS)
     data.check(FASHION)
-    clean, *corrupted = map(data.load, (diet_resnet.CLEAN, *diet_resnet.CORRUPTED))
-    evaluated = [shift.labels[diet_resnet.DEFAULT.teachers :] for shift in corrupted if shift.name in names]
+    clean, *corrupted = map(data.load, (resnet.CLEAN, *resnet.CORRUPTED))
+    evaluated = [shift.labels[resnet.DEFAULT.teachers :] for shift in corrupted if shift.name in names]
     batches = sum(labels.size for labels in evaluated) / BATCH
-    seconds = STEP_S * runs * batches + (0 if diet_resnet.is_kept(arguments.keep) else LEARNING_S)
+    seconds = STEP_S * runs * batches + (0 if resnet.is_kept(arguments.keep) else LEARNING_S)
     print(f"This takes about {seconds / 60:.0f} minutes on two cores.", flush=True)
-    return [shift for shift in diet_resnet.learned(clean, corrupted, arguments.keep) if shift.name in names]
+    return [shift for shift in resnet.learned(clean, corrupted, arguments.keep) if shift.name in names]
 
 
 def _measure(shift: Shift, budgets: Sequence[float]) -> list[Portion]:

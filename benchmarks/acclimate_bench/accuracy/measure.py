@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acclimate_adapters import Adapter, FrozenModel, create, missing
-from acclimate_bench.data import SUBSET, Recorded, Shift
-from acclimate_bench.methods import Method
+from acclimate_bench.accuracy.methods import Method
+from acclimate_bench.data.shift import SUBSET, Recorded, Shift
+from acclimate_bench.options import Progress
 
 BATCH = 20
 Classes = NDArray[np.int64]  # [C, N], predicted
 Hits = NDArray[np.bool_]  # [C, N], which answers are right
-Progress = Callable[[str], None]  # is told which client is done, in words
 
 
 @dataclass(frozen=True, slots=True)

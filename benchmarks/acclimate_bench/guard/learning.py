@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from acclimate_adapters import ADAPTERS, Adapter, FrozenModel, Labelled, create, learns
-from acclimate_bench.accuracy import BATCH, Hits, LeftOut, Progress, frozen_classes, obstacle
-from acclimate_bench.data import Shift
+from acclimate_bench.accuracy.measure import BATCH, Hits, LeftOut, frozen_classes, obstacle
+from acclimate_bench.accuracy.methods import METHODS, Method, Options
+from acclimate_bench.accuracy.report import left_out, rounded, signed, table
+from acclimate_bench.data.shift import Shift
 from acclimate_bench.errors import BenchError
-from acclimate_bench.guard_report import second_half
-from acclimate_bench.methods import METHODS, Method, Options
-from acclimate_bench.report import left_out, rounded, signed, table
+from acclimate_bench.guard.report import second_half
+from acclimate_bench.options import Progress
 
 _WEIGHT: Final = "label_weight"
 

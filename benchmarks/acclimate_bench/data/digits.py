@@ -15,7 +15,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from acclimate_adapters import Source
-from acclimate_bench.data import (
+from acclimate_bench.data.shift import (
     ACCURACY,
     MODEL,
     MOMENTS,
@@ -31,7 +31,7 @@ from acclimate_bench.errors import BenchError
 from acclimate_store import InputSpec
 
 DIGITS = ("domain", "domain_label")
-CARRIED = Path("benchmarks/data/digits")
+CARRIED = Path(__file__).parents[2] / "data/digits"
 INPUT = InputSpec(channels=1, height=28, width=28, mean=(0.0,), std=(1.0,))
 RECORDED: Final = {"none": "none", "bn_adapt_16": "bn_adapt", "em_2": "em"}
 # Of the others nobody chose any, so they run at their defaults; surgical and memo have none that suit every network.

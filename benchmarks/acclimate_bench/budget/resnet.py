@@ -1,4 +1,4 @@
-"""The ResNet-18 of `acclimate-bench diet`: 45 MB of weights, which nobody carries, so they are learned here.
+"""The ResNet-18 of `acclimate-bench budget`: 45 MB of weights, which nobody carries, so they are learned here.
 
 network     from the clients of `label`, whose images are clean, by cross-entropy
 rates       from the first clients of the other shifts, by Algorithm 1 of ATP
@@ -20,14 +20,14 @@ from torchvision import models
 
 from acclimate_adapters import FrozenModel, Source
 from acclimate_adapters.methods.atp_training import average, refine
-from acclimate_bench.accuracy import BATCH, Progress
-from acclimate_bench.data import CLASSES, Shift
+from acclimate_bench.accuracy.measure import BATCH
+from acclimate_bench.data.fashion import FASHION
+from acclimate_bench.data.shift import CLASSES, Shift
 from acclimate_bench.errors import BenchError
-from acclimate_bench.fashion import FASHION
-from acclimate_bench.options import progress_bar
+from acclimate_bench.options import Progress, progress_bar
 from acclimate_store import BundleError, Catalogue, InputSpec, Manifest, write_bundle
 
-NAME: Final = "diet-resnet18"
+NAME: Final = "budget-resnet18"
 VERSION: Final = "1"
 CLEAN: Final = "label"
 CORRUPTED: Final = tuple(shift for shift in FASHION if shift != CLEAN)
@@ -209,7 +209,7 @@ def _manifest(clean: Shift, corrupted: Sequence[Shift], recipe: Recipe) -> Manif
         files={},
         metrics={},
         licence="CC0-1.0",
-        provenance=f"acclimate-bench diet, {recipe}, from clients with the sha256 {digest.hexdigest()}",
+        provenance=f"acclimate-bench budget, {recipe}, from clients with the sha256 {digest.hexdigest()}",
     )
 
 

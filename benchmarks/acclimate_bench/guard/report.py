@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from acclimate_bench.accuracy import Hits, LeftOut
-from acclimate_bench.replay import Run, Streams
-from acclimate_bench.report import HARM, Protocol, in_order, read_as, require_one_protocol
+from acclimate_bench.accuracy.measure import Hits, LeftOut
+from acclimate_bench.accuracy.report import HARM, Protocol, in_order, read_as, require_one_protocol
+from acclimate_bench.guard.replay import Run, Streams
 
 BELOW_BETTER: Final[Mapping[float, float]] = {0.05: 2.0, 0.1: 1.0}
 """Points that the guard may stay under the better of frozen and adapted, by share of rows labelled."""

@@ -11,9 +11,9 @@ from typing import TypeVar
 import torch
 from pydantic import TypeAdapter
 
-from acclimate_bench.accuracy import BATCH, LeftOut, Result
+from acclimate_bench.accuracy.measure import BATCH, LeftOut, Result
+from acclimate_bench.accuracy.methods import METHODS
 from acclimate_bench.errors import BenchError
-from acclimate_bench.methods import METHODS
 
 R = TypeVar("R")
 HARM = 2.0  # points; a client that loses more counts as harmed

@@ -12,8 +12,8 @@ from typing import Final
 
 import uvloop
 
-from acclimate_bench.cost.bed import TAKEN, Replica, over_http, replica
 from acclimate_bench.cost.inputs import BUNDLES, fashion
+from acclimate_bench.cost.replica import TAKEN, Replica, over_http, replica
 from acclimate_bench.cost.report import Report, verdict
 from acclimate_service.state import ClientScope, Limits, StateStore, Wire, connect
 
@@ -55,7 +55,11 @@ def measure_memory(report: Report, adapter: str, clients: int) -> None:
     settings = {"model_store": BUNDLES, "adapter": adapter, "cache_bytes": CACHE_BYTES, "threads": 1}
     report.table(
         f"Memory: {adapter}, clients with one batch of 2, cache of 64 MiB",
-        *("resident MB", "sessions", "evicted", "snapshots", "seconds"),
+        "resident MB",
+        "sessions",
+        "evicted",
+        "snapshots",
+        "seconds",
     )
     levels, full, began = list[float](), list[float](), time.monotonic()
     with ExitStack() as stack:

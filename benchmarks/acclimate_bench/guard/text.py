@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
-from acclimate_bench.guard_report import BELOW_BETTER, BELOW_FROZEN, Guarded, GuardReport
-from acclimate_bench.report import HARM, left_out, rounded, signed, table
+from acclimate_bench.accuracy.report import HARM, left_out, rounded, signed, table
+from acclimate_bench.guard.report import BELOW_BETTER, BELOW_FROZEN, Guarded, GuardReport
 
 ACCURACY = ("shift", "method", "frozen", "adapted", "guarded", "vs better", "vs frozen", "lowest run", "bars kept")
 VERDICTS = (

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from acclimate_bench.data import Shift
-from acclimate_bench.digits import DIGITS, check_digits, load_digits
-from acclimate_bench.fashion import FASHION, check_fashion, load_fashion
+from acclimate_bench.data.digits import DIGITS, check_digits, load_digits
+from acclimate_bench.data.fashion import FASHION, check_fashion, load_fashion
+from acclimate_bench.data.shift import Shift
 
 SHIFTS = FASHION + DIGITS
 

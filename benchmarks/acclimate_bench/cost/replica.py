@@ -1,4 +1,4 @@
-"""The bed of the benchmarks of state: services of their own processes, and what is seen of them from outside."""
+"""Services of their own processes, and what is seen of them from outside."""
 
 import os
 import socket

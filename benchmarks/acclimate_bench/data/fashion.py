@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from acclimate_adapters import Anchors, Source
-from acclimate_bench.data import (
+from acclimate_bench.data.shift import (
     ACCURACY,
     CLASSES,
     MODEL,
@@ -41,7 +41,7 @@ from acclimate_bench.errors import BenchError
 from acclimate_store import InputSpec
 
 FASHION = ("feature", "label", "hybrid", "multitype")
-CARRIED = Path("benchmarks/data/fashion")
+CARRIED = Path(__file__).parents[2] / "data/fashion"
 INPUT = InputSpec(channels=1, height=28, width=28, mean=(0.286,), std=(0.353,))
 FILES = (MODEL, "rates.json", "aux.npz", MOMENTS, "target.npz")
 BALANCED, ANCHORS = "balanced_accuracy.json", "anchors.npz"

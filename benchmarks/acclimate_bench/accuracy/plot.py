@@ -14,9 +14,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from acclimate_bench.accuracy import Result
+from acclimate_bench.accuracy.measure import Result
+from acclimate_bench.accuracy.report import HARM, Figures, Report, figures, rounded, signed
 from acclimate_bench.errors import BenchError
-from acclimate_bench.report import HARM, Figures, Report, figures, rounded, signed
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; direction and shape say the same as the colour.
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from acclimate_bench.accuracy import (
+from acclimate_bench.accuracy.measure import (
     BATCH,
     Classes,
     Hits,
     LeftOut,
-    Progress,
     adapted_classes,
     frozen_classes,
     obstacle,
     part_of,
 )
-from acclimate_bench.data import Shift
-from acclimate_bench.methods import Method
+from acclimate_bench.accuracy.methods import Method
+from acclimate_bench.data.shift import Shift
+from acclimate_bench.options import Progress
 from acclimate_service.guard.evidence import WEIGHT, Answer, Counts, Pooled, Verdict, verdict
 from acclimate_service.guard.policy import decide
 from acclimate_service.guard.record import Label, Record

@@ -1,6 +1,6 @@
 """A replica that takes steps without any serving, too, where a benchmark asks it to.
 
-    python -m acclimate_bench.cost.beside
+    python -m acclimate_bench.cost.stepping_replica
 
 One process is to do both: the same step of a ResNet-18 is 2 to 5 % slower or faster in one process than in the next,
 for as long as they live (presumably by where their memory lies), which is as much as serving costs.
@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from acclimate_adapters import Adapter
 from acclimate_adapters.merged import Work, guarded_steps, in_torch
-from acclimate_bench.cost.bed import PATIENCE_S, Replica, running
 from acclimate_bench.cost.inputs import noise
 from acclimate_bench.cost.remote import local
+from acclimate_bench.cost.replica import PATIENCE_S, Replica, running
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.compute.process import one_thread
 from acclimate_service.service import Service
@@ -28,12 +28,12 @@ from acclimate_service.settings import read_settings
 from acclimate_service.state import always
 from acclimate_store import Bundle
 
-_COMMAND: Final = (sys.executable, "-m", "acclimate_bench.cost.beside")
+_COMMAND: Final = (sys.executable, "-m", "acclimate_bench.cost.stepping_replica")
 _PATH: Final = "/bench/steps"
 
 
 def replica_with_steps(data_dir: Path, **settings: object) -> AbstractContextManager[Replica]:
-    """As `bed.replica`, for `in_process`."""
+    """As `replica`, for `in_process`."""
     return running(_COMMAND, data_dir, **settings)
 
 

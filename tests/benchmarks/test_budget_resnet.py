@@ -11,9 +11,9 @@ from torch import nn
 from acclimate_adapters import FrozenModel, Source
 from acclimate_adapters.methods.atp import adapt
 from acclimate_adapters.network.direction import direction
-from acclimate_bench.data import Shift
-from acclimate_bench.diet import FROZEN, Portion, measure
-from acclimate_bench.diet_resnet import CORRUPTED, Recipe, learned, network_input, teach, train, unseen
+from acclimate_bench.budget.command import FROZEN, Portion, measure
+from acclimate_bench.budget.resnet import CORRUPTED, Recipe, learned, network_input, teach, train, unseen
+from acclimate_bench.data.shift import Shift
 from acclimate_bench.errors import BenchError
 from acclimate_store import Catalogue
 
@@ -61,18 +61,18 @@ def test_a_kept_network_is_used_again_and_only_for_what_it_was_learned_from(
 ) -> None:
     clean, corrupted = two("label"), [two("hybrid")]
     (first,) = learned(clean, corrupted, tmp_path, BRIEF)
-    assert [str(key) for key in Catalogue(tmp_path).list()] == ["diet-resnet18/1"]
-    written = (tmp_path / "diet-resnet18/1/manifest.json").stat().st_mtime_ns
+    assert [str(key) for key in Catalogue(tmp_path).list()] == ["budget-resnet18/1"]
+    written = (tmp_path / "budget-resnet18/1/manifest.json").stat().st_mtime_ns
     (again,) = learned(clean, corrupted, tmp_path, BRIEF)
     assert again.model.content_hash == first.model.content_hash
-    assert (tmp_path / "diet-resnet18/1/manifest.json").stat().st_mtime_ns == written
+    assert (tmp_path / "budget-resnet18/1/manifest.json").stat().st_mtime_ns == written
     others: list[tuple[list[Shift], Recipe]] = [([two("feature")], BRIEF), (corrupted, replace(BRIEF, steps=3))]
     for shifts, recipe in others:
-        with pytest.raises(BenchError, match=r"delete .*diet-resnet18, which was learned from other clients"):
+        with pytest.raises(BenchError, match=r"delete .*budget-resnet18, which was learned from other clients"):
             learned(clean, shifts, tmp_path, recipe)
-    weights = tmp_path / "diet-resnet18/1/model.safetensors"
+    weights = tmp_path / "budget-resnet18/1/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    with pytest.raises(BenchError, match=r"delete .*diet-resnet18, which cannot be used: [^$]*model\.safetensors"):
+    with pytest.raises(BenchError, match=r"delete .*budget-resnet18, which cannot be used: [^$]*model\.safetensors"):
         learned(clean, corrupted, tmp_path, BRIEF)
 
 
@@ -133,7 +133,7 @@ def test_options_that_do_not_fit_are_refused(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert bench("diet", *words) == 2
+    assert bench("budget", *words) == 2
     assert message in capsys.readouterr().err
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from acclimate_adapters import create
-from acclimate_bench.accuracy import predict
-from acclimate_bench.diet import FROZEN, Portion, measure, report_targets, to_text
+from acclimate_bench.accuracy.measure import predict
+from acclimate_bench.budget.command import FROZEN, Portion, measure, report_targets, to_text
 
 Command = Callable[..., int]
 
@@ -74,18 +74,18 @@ def test_the_table_has_a_row_for_each_budget_and_a_column_for_each_shift() -> No
 def test_the_command_prints_writes_and_draws(
     bench: Command, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outputs = ("--json", tmp_path / "new" / "diet.json", "--plot", tmp_path / "new" / "diet.svg")
-    assert bench("diet", "--data", folder, "--shifts", "label", "--budgets", 0.25, *outputs) == 0
+    outputs = ("--json", tmp_path / "new" / "budget.json", "--plot", tmp_path / "new" / "budget.svg")
+    assert bench("budget", "--data", folder, "--shifts", "label", "--budgets", 0.25, *outputs) == 0
     printed = capsys.readouterr().out
     assert "| 0.25 " in printed
     assert "| frozen " in printed
-    budgets = [entry["budget"] for entry in json.loads((tmp_path / "new" / "diet.json").read_bytes())]
+    budgets = [entry["budget"] for entry in json.loads((tmp_path / "new" / "budget.json").read_bytes())]
     assert budgets == [1.0, 0.25, FROZEN]
-    assert "points of accuracy" in (tmp_path / "new" / "diet.svg").read_text()
+    assert "points of accuracy" in (tmp_path / "new" / "budget.svg").read_text()
 
 
 @pytest.mark.parametrize("share", ["0", "1", "2", "x"])
 def test_a_budget_that_is_no_share_is_refused(bench: Command, share: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench("diet", "--budgets", share)
+        bench("budget", "--budgets", share)
     assert "use a share between 0 and 1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The picture of `acclimate-bench diet`."""
+"""The picture of `acclimate-bench budget`."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from acclimate_bench.diet import FROZEN, Portion, by_budget
-from acclimate_bench.plot import INK, PALE, SERIES, STYLE, VERMILLION, save
+from acclimate_bench.accuracy.plot import INK, PALE, SERIES, STYLE, VERMILLION, save
+from acclimate_bench.budget.command import FROZEN, Portion, by_budget
 
 ALLOWED = 0.1
 """Points of accuracy that the default may cost."""
 
 
-def draw_diet(portions: Sequence[Portion], path: Path) -> Path:
+def draw(portions: Sequence[Portion], path: Path) -> Path:
     """Draw points of accuracy against bytes of a stored state: a line for each shift, and their mean.
 
     The frozen network, of which nothing is stored, has no place on the axis.

@@ -1,0 +1,1 @@
+"""The accuracy of every method, against none and against recorded accuracies."""

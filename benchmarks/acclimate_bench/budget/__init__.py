@@ -1,0 +1,1 @@
+"""The accuracy that is left when stored states are given fewer bytes."""

@@ -1,0 +1,1 @@
+"""Clients with a known shift: what they are, and how their files are read."""
