@@ -42,6 +42,7 @@ from acclimate_service.state import (
     Limits,
     Link,
     Policy,
+    ReplayQueue,
     Session,
     StateError,
     StateStore,
@@ -170,7 +171,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
 
-        model, default = bundle.model.content_hash, configurations.default
+        model, default, replays = bundle.model.content_hash, configurations.default, ReplayQueue()
 
         def fleet_of(scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
             pools = Pools(wire, limits, scope, settings.tenant, settings.secret)
@@ -189,6 +190,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                     policy=Policy(configuration(), journal=settings.journal, strict_engine=settings.strict_replay),
                     observer=observer,
                     nonce=f"{settings.replica}~{new_id()}",
+                    replays=replays,
                 )
                 return Session(context)
 
@@ -280,7 +282,7 @@ def _announcements(
 
     def missed() -> None:
         for each in everywhere:
-            each.drop_all()
+            each.check_all()
 
     def wanted(name: str) -> None:
         prefix = f"{model}/{tenant}/"

@@ -1,5 +1,6 @@
 """What callers want of clients, and what they are told of it."""
 
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -86,9 +87,21 @@ class Reply:
         return members
 
 
-def too_late() -> Problem:
-    """The deadline came before the turn of the request."""
-    return Problem("deadline_exceeded", "the deadline passed before the request's turn came; nothing was changed")
+def too_late(replay_s: float | None = None, committed: CommittedField = False) -> Problem:
+    """The deadline came before the turn of the request.
+
+    Args:
+        replay_s: seconds after which the client's state is there again; None if nothing but its turn was waited for.
+        committed: "unknown" for a repeat of what was applied before.
+    """
+    wait = (
+        "the deadline passed before the request's turn came"
+        if replay_s is None
+        else ("the deadline passed while the client's state was computed again from its journal, which goes on")
+    )
+    outcome = "it was applied before, send it again for its answer" if committed else "nothing was changed"
+    headers = {} if replay_s is None else {"Retry-After": str(max(1, math.ceil(replay_s)))}
+    return Problem("deadline_exceeded", f"{wait}; {outcome}", committed, headers)
 
 
 def etag(version: int) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from acclimate_service.clients.requests import ClientRequest, too_late
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
-from acclimate_service.state import Claims, ClientScope, Request, Session
+from acclimate_service.state import Claims, ClientScope, Request, Session, StateError
 from acclimate_service.state.tasks import Tasks
 
 _log = logging.getLogger(__name__)
@@ -90,6 +90,8 @@ class Sessions:
         self._sizes: dict[str, int] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._evicting = asyncio.Semaphore(_AT_ONCE)
+        self._replaying: set[str] = set()
+        self._checking: asyncio.Task[None] | None = None
         self._tasks = Tasks()
         self.nbytes = 0
 
@@ -124,9 +126,12 @@ class Sessions:
                     finally:
                         self._account(client)
         except TimeoutError:
-            if limit.expired():
+            if not limit.expired():
+                raise
+            session = self._sessions.get(client)
+            if session is None:
                 raise too_late() from None
-            raise
+            raise too_late(session.replay_s, "unknown" if session.knows(wanted.rid) else False) from None
 
     def peek(self, client: ClientScope) -> ClientSession | None:
         """The session of a client, if there is one, to be looked at only."""
@@ -143,10 +148,13 @@ class Sessions:
         if session is not None:
             session.drop()
 
-    def drop_all(self) -> None:
-        """Forget all states."""
+    def check_all(self) -> None:
+        """Changes may have gone unheard: ask Redis before any state is used, forget those of the deleted."""
         for session in self._sessions.values():
-            session.drop()
+            session.doubt()
+        if self._checking is not None:
+            self._checking.cancel()
+        self._checking = self._tasks.start(self._check(tuple(self._sessions.values())))
 
     def hand_over(self, client: str) -> None:
         """Give a client to another replica that waits for it, but not while a turn is taken: it will be asked again."""
@@ -188,6 +196,25 @@ class Sessions:
             self._shrink(client)
         if self._device_cache is not None:
             self._spare_device(self._device_cache, client, session)
+        if session.replay_s is not None and client not in self._replaying:
+            self._replaying.add(client)
+            self._tasks.start(self._account_after_replay(client, session))
+
+    async def _account_after_replay(self, client: str, session: ClientSession) -> None:
+        """Weigh a state that is computed again for nobody who still waits."""
+        try:
+            await session.replay_ended()
+        finally:
+            self._replaying.discard(client)
+        if self._sessions.get(client) is session:
+            self._account(client)
+
+    async def _check(self, sessions: Sequence[ClientSession]) -> None:
+        try:
+            for session in sessions:
+                await session.check()
+        except StateError as error:  # whoever uses them asks first; after this interruption all are checked again
+            _log.warning("not all states in memory were checked for a deletion: %s", error)
 
     def _shrink(self, latest: str) -> None:
         """Begin to evict what is not to be kept: the latest one if it has no room by itself, else the oldest."""
@@ -196,7 +223,7 @@ class Sessions:
             return
         homeless = self._sizes.get(latest, 0) > self._kept
         for client in (latest, *self._sessions) if homeless else tuple(self._sessions):
-            if client not in self._turns and client not in self._leaving:
+            if client not in self._turns and client not in self._leaving and client not in self._replaying:
                 excess -= self._sizes.get(client, 0)
                 self._leave(client)
             if excess <= 0:

@@ -33,6 +33,7 @@ from acclimate_service.state.redis.checks import StoreFacts, check, check_window
 from acclimate_service.state.redis.keys import ClientScope, fingerprint, new_id, random_rid
 from acclimate_service.state.redis.link import Link
 from acclimate_service.state.redis.wire import Wire, connect
+from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.session import Session
 from acclimate_service.state.store import StateStore
 
@@ -58,6 +59,7 @@ __all__ = [
     "OutOfOrder",
     "Policy",
     "Present",
+    "ReplayQueue",
     "Request",
     "RequestRunning",
     "Session",

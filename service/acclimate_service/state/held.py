@@ -14,6 +14,7 @@ from acclimate_service.state.contract import Machine, Observer, Policy, Present,
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.keys import ClientScope, new_id
+from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.store import StateStore
 
 
@@ -72,6 +73,7 @@ class Context(Generic[S]):
         observer: told of what happens.
         clock: monotonic seconds.
         nonce: names this session in its fences.
+        replays: of all sessions of the replica.
     """
 
     store: StateStore
@@ -83,6 +85,12 @@ class Context(Generic[S]):
     observer: Observer = field(default_factory=Silent)
     clock: Callable[[], float] = time.monotonic
     nonce: str = field(default_factory=new_id)
+    replays: ReplayQueue = field(default_factory=ReplayQueue)
+
+    @property
+    def long_ago(self) -> float:
+        """When a state was touched that was read, which need not have extended its life (s)."""
+        return self.clock() - self.limits.state_ttl_ms / 1000
 
     def written_whole(self, size: int, batch_bytes: int) -> bool:
         """Whether a state of that many bytes is written itself, instead of the batch that changes it."""
@@ -150,21 +158,35 @@ class Held(Generic[S]):
 
 
 class Memory(Generic[S]):
-    """The one place for the state of a client on one replica. Empty while the outcome of a change is not known."""
+    """The one place for the state of a client on one replica.
+
+    `held` is the newest state, as far as is known: None while the outcome of a change is not. `past` is one that the
+    client had, or what a replay has come to: where the next replay may begin.
+    """
 
     def __init__(self) -> None:
         self.held: Held[S] | None = None
+        self.past: Held[S] | None = None
         self._acknowledged = Basis()
         self._touched = 0.0
 
     def take(self) -> Held[S] | None:
-        """Take the state out, so that nobody goes on from it."""
+        """Take the state out, so that nobody goes on from it without asking Redis."""
         held, self.held = self.held, None
+        self.past = held or self.past
         return held
+
+    def keep(self, held: Held[S]) -> None:
+        """Go on from this state."""
+        self.held, self.past = held, None
+
+    def drop(self) -> None:
+        """Forget all states."""
+        self.held = self.past = None
 
     def acknowledge(self, held: Held[S]) -> None:
         """Keep the state of a change that is being acknowledged."""
-        self.held = held
+        self.keep(held)
         self._acknowledged, self._touched = held.basis, held.touched
 
     def lost(self, life: str, seq: int) -> int:

@@ -11,6 +11,7 @@ from acclimate_service.state.journal_records import (
     AnswerOutcome,
     AppendOutcome,
     FlipOutcome,
+    Listed,
     OpenOutcome,
     UndoOutcome,
     Written,
@@ -210,48 +211,42 @@ class Journal:
         """Let others open the journal without waiting."""
         await self._wire.run(RELEASE, (client.lease(model),), (fence,))
 
-    async def pieces(self, client: ClientScope, head: Head, until: int) -> list[list[int]] | None:
-        """The versions after `head.base` up to `until`, in pieces of a size to fetch; None: one is not there."""
+    async def contents(self, client: ClientScope, head: Head, until: int) -> list[Listed] | None:
+        """What the entries after `head.base` up to version `until` are; None: one is not there."""
         seqs = range(head.base + 1, until + 1)
         if not seqs:
             return []
         metas: list[bytes | None] = await self._wire.read(
             "HMGET", client.journal(head.model), *(f"{seq}m" for seq in seqs)
         )
-        sizes = [int(meta.rpartition(b"|")[2]) for meta in metas if meta is not None]
-        if len(sizes) < len(seqs):
-            return None
-        return _pieces(seqs, sizes, self._limits.read_chunks * self._limits.chunk_bytes)
+        listed = [_listed(seq, meta) for seq, meta in zip(seqs, metas, strict=True) if meta is not None]
+        return listed if len(listed) == len(seqs) else None
 
-    async def fetch(self, client: ClientScope, model: str, seqs: Sequence[int]) -> list[Written] | None:
-        """Read entries; None: one is not there."""
-        # With their metadata once more: an entry taken back in between may have been replaced by another.
-        fields = [field for seq in seqs for field in (str(seq), f"{seq}m")]
+    def pieces(self, listed: Sequence[Listed]) -> list[list[Listed]]:
+        """Neighbouring entries that take at most what is read at a time together, or a single larger one."""
+        limit, room, pieces = self._limits.read_chunks * self._limits.chunk_bytes, 0, list[list[Listed]]()
+        for each in listed:
+            if not pieces or each.size > room:
+                pieces.append([])
+                room = limit
+            pieces[-1].append(each)
+            room -= each.size
+        return pieces
+
+    async def fetch(self, client: ClientScope, model: str, listed: Sequence[Listed]) -> list[Written] | None:
+        """Read entries; None: one is not there any more."""
+        fields = [field for each in listed for field in (str(each.seq), f"{each.seq}m")]
         found: list[bytes | None] = await self._wire.read("HMGET", client.journal(model), *fields)
-        present = [part for part in found if part is not None]
-        if len(present) < len(found):
-            return None
-        return [
-            _written(seq, *parts)
-            for seq, parts in zip(seqs, zip(present[::2], present[1::2], strict=True), strict=True)
-        ]
+        written = []
+        for each, blob, meta in zip(listed, found[::2], found[1::2], strict=True):
+            if blob is None or meta is None or _listed(each.seq, meta) != each:  # taken back, perhaps replaced
+                return None
+            if each.size != len(blob):
+                raise StateCorrupt(f"journal entry {each.seq} has {len(blob)} bytes; {each.size} were written")
+            written.append(Written(each.seq, each.tag, each.rid, blob))
+        return written
 
 
-def _pieces(seqs: range, sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Neighbouring versions whose entries take at most `limit` bytes together, or a single larger one."""
-    pieces: list[list[int]] = []
-    room = 0
-    for seq, size in zip(seqs, sizes, strict=True):
-        if not pieces or size > room:
-            pieces.append([])
-            room = limit
-        pieces[-1].append(seq)
-        room -= size
-    return pieces
-
-
-def _written(seq: int, blob: bytes, meta: bytes) -> Written:
+def _listed(seq: int, meta: bytes) -> Listed:
     tag, rid, size = meta.decode().split("|")
-    if int(size) != len(blob):
-        raise StateCorrupt(f"journal entry {seq} has {len(blob)} bytes; {size} were written")
-    return Written(seq, tag, rid, blob)
+    return Listed(seq, tag, rid, int(size))

@@ -79,6 +79,16 @@ class Undone:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """What an entry of the journal is: version, tag, request id, bytes."""
+
+    seq: int
+    tag: str
+    rid: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """One entry as it lies in the journal: version, tag, request id, bytes."""
 

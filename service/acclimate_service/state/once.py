@@ -6,7 +6,7 @@ Nobody but the running owner acknowledges an entry whose answer is not stored: t
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias
+from typing import Final, Generic, TypeAlias
 
 from acclimate_service.state.contract import Applied, Request, S
 from acclimate_service.state.entry import Batch
@@ -27,6 +27,7 @@ from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import Gone, Head, Incomplete, Loaded, Mismatch, Repeat, Used
 from acclimate_service.state.writer import Changing, WriteOutcome, Writer
 
+_KEPT_CHANGING: Final = "other replicas kept changing this client's state; send the request again"
 Work: TypeAlias = Batch | Changing[S]
 """What a request asks for: a batch to be folded in, or another state in the place of the present one."""
 
@@ -88,13 +89,18 @@ class _Visit:
 
 
 class Once(Generic[S]):
-    """The tries of requests of one client, one request at a time."""
+    """The tries of requests of one client, one request at a time.
+
+    Attributes:
+        repeated: id of the last request that was found to be applied already.
+    """
 
     def __init__(self, context: Context[S], memory: Memory[S], reader: Reader[S], writer: Writer[S]) -> None:
         self._context = context
         self._memory = memory
         self._reader = reader
         self._writer = writer
+        self.repeated = ""
 
     async def run(self, request: Request, work: Work[S]) -> Applied:
         """Do what a request asks for, or find out what became of it before.
@@ -113,7 +119,7 @@ class Once(Generic[S]):
                     if applied is not None:
                         return applied
                     await self._context.pause()
-                raise Contended("other replicas kept changing this client's state; send the request again")
+                raise Contended(_KEPT_CHANGING)
         except StateError:
             raise
         except Exception as error:
@@ -123,19 +129,22 @@ class Once(Generic[S]):
 
     async def known(self, request: Request) -> Applied | Head | None:
         """What became of a request, else the head that it would find; nothing is changed."""
-        context = self._context
+        context, doubt = self._context, Doubt()
         for _ in range(context.limits.tries):
-            loaded = await context.store.load(context.client, context.model, request.rid)
+            with doubt:
+                loaded = await context.store.load(context.client, context.model, request.rid)
             verdict = loaded.verdict(request.fingerprint)
             if verdict is None:
                 return loaded.head
             if not isinstance(verdict, Repeat):
                 raise refusal(verdict)
-            applied = await self._settle(request, loaded, verdict)
+            doubt.learn("unknown")
+            with doubt:
+                applied = await self._settle(request, loaded, verdict)
             if applied is not None:
                 return applied
             await context.pause()
-        raise Contended("other replicas kept changing this client's state; send the request again")
+        raise Contended(_KEPT_CHANGING, doubt.committed)
 
     async def _try(self, request: Request, work: Work[S], visit: _Visit) -> Applied | None:
         """None: the client changed; try again, from what is stored now."""
@@ -156,13 +165,14 @@ class Once(Generic[S]):
         loaded = await context.store.load(context.client, context.model, request.rid, sid)
         match loaded.verdict(request.fingerprint):
             case Repeat() as repeat:
+                visit.doubt.learn("unknown")  # it is applied, as long as its entry is not taken back
                 return await self._settle(request, loaded, repeat)
             case Mismatch() | Used() as refused:
                 raise refusal(refused)
         visit.ask = False
         visit.admit(loaded)
         _require_in_order(request, loaded.head)
-        restored = self._memory.held = await self._reader.restore(loaded, work if isinstance(work, Batch) else None)
+        restored = await self._reader.restore(loaded, work if isinstance(work, Batch) else None)
         return restored if restored and not request.late(restored.number) else None
 
     def _judge(self, outcome: WriteOutcome, visit: _Visit) -> Applied | None:
@@ -173,6 +183,7 @@ class Once(Generic[S]):
             case Repeat(answer=answer) if answer is not None:
                 return stored(outcome)
             case Repeat():
+                visit.doubt.learn("unknown")
                 visit.ask = True
             case Incomplete(committed=effect):
                 visit.doubt.learn(effect)
@@ -195,6 +206,7 @@ class Once(Generic[S]):
         """
         if repeat.answer is not None:
             return stored(repeat)
+        self.repeated = request.rid
         if repeat.model != self._context.model:
             raise OtherModel("this key was used for a batch of another model, whose answer is not stored", "unknown")
         head = loaded.head
@@ -202,13 +214,12 @@ class Once(Generic[S]):
             return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
         if loaded.lease and repeat.seq == head.seq and not loaded.lease.fence.endswith("." + self._context.nonce):
             raise RequestRunning("another replica is computing this request", loaded.lease.ms)
-        return await self._recompute(request, repeat, head)
+        return await self._recompute(request, loaded, repeat, head)
 
-    async def _recompute(self, request: Request, repeat: Repeat, head: Head) -> Applied | None:
-        rebuilt = await self._reader.rebuild(head, repeat.seq)
-        if rebuilt is None or rebuilt.owed[repeat.seq].rid != request.rid:
+    async def _recompute(self, request: Request, loaded: Loaded, repeat: Repeat, head: Head) -> Applied | None:
+        owed = await self._reader.answer(loaded, head, request.rid, repeat.seq)
+        if owed is None or owed.rid != request.rid:
             return None
-        owed = rebuilt.owed[repeat.seq]
         kept = await self._context.store.journal.answer(self._context.client, owed.rid, owed.tag, owed.answer)
         if not isinstance(kept, Answered):
             return None

@@ -1,39 +1,100 @@
-"""Finds the state of a client: in memory, or in Redis, where its journal is replayed and opened for writing."""
+"""Finds the state of a client: in memory, or in Redis, where its journal is opened and replayed."""
 
 import asyncio
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, Generic
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, Generic, TypeVar
 
-from acclimate_service.state.blob import hashing
-from acclimate_service.state.contract import S, Status, always
-from acclimate_service.state.entry import Batch, decode
-from acclimate_service.state.errors import Contended, StateCorrupt, StateUnreadable
+from acclimate_service.state.contract import S, Status
+from acclimate_service.state.entry import Batch
+from acclimate_service.state.errors import Contended, StateError
 from acclimate_service.state.held import Context, Held, Memory, Owed, Track
-from acclimate_service.state.journal_records import Busy, Opened, Written
-from acclimate_service.state.records import Basis, Head, Loaded, Moved, Restored
+from acclimate_service.state.journal_records import Busy, Opened
+from acclimate_service.state.records import Basis, Head, Loaded
+from acclimate_service.state.replay import Replay
+from acclimate_service.state.snapshotter import Snapshotter
+from acclimate_service.state.tasks import Tasks
 
+T = TypeVar("T")
 _POLL: Final = 0.02
 """Longest pause before a busy lease is tried again (s)."""
 _ASK: Final = 0.1
 """Pause before its holder is asked for it again (s)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt(Generic[S]):
-    """A state, and of the journal entries that led to it: their bytes and their answers, by version."""
+class Flight(Generic[S, T]):
+    """A replay under way, which outlives those who wait for it.
 
-    state: S
-    sizes: dict[int, int]
-    owed: dict[int, Owed]
+    Args:
+        name: of what it leads to.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.replay: Replay[S] | None = None
+        self.dropped = False  # nobody is to go on from what it comes to, but those who wait already
+        self._task: asyncio.Task[T] | None = None
+        self._waiting = 0
+
+    @property
+    def left(self) -> int:
+        """Entries that it has still to compute, as far as is known."""
+        return self.replay.left if self.replay else 0
+
+    def begin(self, work: Coroutine[Any, Any, T], tasks: Tasks) -> None:
+        """Start it."""
+        self._task = tasks.start(work)
+
+    async def result(self) -> T:
+        """What it comes to."""
+        assert self._task is not None
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self._task)
+        finally:
+            self._waiting -= 1
+            if self.dropped and not self._waiting:
+                self._task.cancel()
+
+    def drop(self) -> None:
+        """End it, unless somebody waits."""
+        self.dropped = True
+        if self._task is not None and not self._waiting:
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        """End it, unless somebody waits; what it has come to stays."""
+        if self._task is not None and not self._waiting:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
 
 class Reader(Generic[S]):
-    """Finds the newest state of one client."""
+    """Finds the newest state of one client.
 
-    def __init__(self, context: Context[S], memory: Memory[S]) -> None:
+    A replay is begun once, however many ask for what it leads to, and goes on when they go away: what it came to is in
+    memory when they ask again.
+    """
+
+    def __init__(self, context: Context[S], memory: Memory[S], snapshotter: Snapshotter[S], tasks: Tasks) -> None:
         self._context = context
         self._memory = memory
+        self._snapshotter = snapshotter
+        self._tasks = tasks
+        self._restoring: Flight[S, Held[S] | None] | None = None
+        self._recomputing: Flight[S, Owed | None] | None = None
+
+    @property
+    def progress(self) -> Held[S] | None:
+        """What a replay that is under way has come to."""
+        return self._restoring.replay.held if self._restoring and self._restoring.replay else None
+
+    @property
+    def replay_s(self) -> float | None:
+        """About how long a replay that is under way will take (s); None if there is none."""
+        flight = self._restoring or self._recomputing
+        return None if flight is None else self._context.replays.seconds_until(flight)
 
     def fresh(self) -> Held[S] | None:
         """The state in memory, if it is surely still alive in Redis; its next write proves whether it is the newest."""
@@ -54,6 +115,8 @@ class Reader(Generic[S]):
             found = await self.restore(await context.store.load(context.client, context.model))
             if found is not None:
                 context.observer.found(found.status)
+                if found is self._memory.held:
+                    self._memory.keep(replace(found, status="warm", lost=0))
                 return found
             await context.pause()
         raise Contended("other replicas kept changing this client's state; send the request again")
@@ -65,25 +128,41 @@ class Reader(Generic[S]):
             loaded: what was found.
             batch: what is to be folded in; the journal is opened first if there is one, or is to be one.
         """
-        known = self._known(loaded)
-        if known is not None:
-            return known
-        head, life, fence = loaded.head, loaded.life, ""
-        if head is None:
-            return await self._cold(life)
-        if batch and (head.base < head.seq or not self._context.written_whole(head.length, batch.nbytes)):
-            opened = await self.open(loaded.basis)
-            if opened is None:
-                return None
-            head, life, fence = opened.head, opened.life, opened.head.fence
-        rebuilt = await self.rebuild(head, head.seq)
-        if rebuilt is None:
+        while True:
+            known = self._known(loaded)
+            if known is not None:
+                return known
+            head = loaded.head
+            if head is None:
+                return await self._cold(loaded.life)
+            if self._restoring is not None:
+                await self._restoring.result()  # perhaps of another version: then it is where the next one begins
+                continue
+            opens = batch is not None and (
+                head.base < head.seq or not self._context.written_whole(head.length, batch.nbytes)
+            )
+            flight = self._restoring = Flight[S, Held[S] | None]("state")
+            flight.begin(self._restore(flight, loaded, head, opens), self._tasks)
+            return await flight.result()
+
+    async def answer(self, loaded: Loaded, head: Head, rid: str, seq: int) -> Owed | None:
+        """The answer of a journal entry, computed again; None: it moved, or is stored by now."""
+        held = self._memory.held or self._memory.past or await self.restore(loaded)
+        if held is None or held.life != loaded.life or seq not in held.track.owed:
+            held = await self.restore(loaded)
+        if held is None:
             return None
-        track = Track(head.base, head.sid, fence, rebuilt.sizes, rebuilt.owed)
-        lost = self._memory.lost(life, head.seq)
-        status: Status = "rolled_back" if lost else _status(head)
-        touched, number = self._long_ago, head.number
-        return Held(life, head.seq, head.tag, head.config, rebuilt.state, track, touched, status, lost, number)
+        if seq in held.track.owed:
+            return held.track.owed[seq]
+        # It was stored before the replay, or is too large to be: only a replay up to it tells.
+        if self._recomputing is None or self._recomputing.name != rid:
+            if self._recomputing is not None:
+                self._recomputing.drop()
+            flight = self._recomputing = Flight[S, Owed | None](rid)
+            flight.begin(self._recompute(flight, loaded, head, seq), self._tasks)
+        found = await self._recomputing.result()
+        self._recomputing = None
+        return found
 
     async def open(self, basis: Basis) -> Opened | None:
         """Open the journal for writing; None: the client changed, read it again.
@@ -111,76 +190,108 @@ class Reader(Generic[S]):
         context.observer.opened(left <= 0)
         return outcome
 
-    async def rebuild(self, head: Head, until: int) -> Rebuilt[S] | None:
-        """The state of version `until`, computed from the newest complete one and the batches since.
+    async def release(self, fence: str) -> None:
+        """Let others open the journal without waiting, if this session has it open."""
+        if fence:
+            with suppress(StateError):  # the lease ends by itself
+                await self._context.store.journal.release(self._context.client, self._context.model, fence)
 
-        Returns:
-            None: a part was moved away while it was read.
+    async def ended(self) -> None:
+        """Wait until no replay is under way."""
+        while self._restoring is not None:
+            with suppress(Exception):  # who asks for the state is told
+                await self._restoring.result()
 
-        Raises:
-            StateCorrupt: a part is missing or damaged.
-            StateUnreadable: an entry cannot be computed again.
-        """
-        context, sizes, owed = self._context, dict[int, int](), dict[int, Owed]()
-        restored = await context.store.read_state(context.client, head)
-        pieces = await context.store.journal.pieces(context.client, head, until)
-        if isinstance(restored, Moved) or pieces is None:
-            await self._require_moved(head)
-            return None
-        state, began = await self._base(head, restored), context.clock()
-        for piece in pieces:
-            written = await context.store.journal.fetch(context.client, head.model, piece)
-            if written is None:
-                await self._require_moved(head)
-                return None
-            for each in written:
-                state, answer = await self._replay(state, each)
-                sizes[each.seq] = len(each.blob)
-                owed[each.seq] = Owed(each.rid, each.tag, answer)
-        if sizes:
-            context.observer.replayed(len(sizes), context.clock() - began)
-        return Rebuilt(state, sizes, owed)
+    async def stop(self) -> None:
+        """Give up a replay that nobody waits for; what it has come to stays in memory."""
+        for flight in (self._restoring, self._recomputing):
+            if flight is not None:
+                await flight.stop()
+
+    def drop(self) -> None:
+        """Forget what replays come to."""
+        for flight in (self._restoring, self._recomputing):
+            if flight is not None:
+                flight.drop()
+        self._restoring = self._recomputing = None
 
     def _known(self, loaded: Loaded) -> Held[S] | None:
         held = self._memory.held
         if held is None or held.track.stale or held.basis != loaded.basis:
             return None
-        return replace(held, touched=self._context.clock()) if loaded.touched else held
+        if loaded.touched:
+            self._memory.keep(replace(held, touched=self._context.clock()))
+        return self._memory.held
 
     async def _cold(self, life: str) -> Held[S]:
-        config = self._context.policy.config
-        state = await self._context.machine.initial(config)
-        lost = 0 if life else self._memory.vanished(self._long_ago)
+        context = self._context
+        config = context.policy.config
+        state = await context.machine.initial(config)
+        lost = 0 if life else self._memory.vanished(context.long_ago)
         status: Status = "rolled_back" if lost else "cold"
-        return Held(life, 0, "", config, state, Track(), self._long_ago, status, lost)
+        return Held(life, 0, "", config, state, Track(), context.long_ago, status, lost)
 
-    @property
-    def _long_ago(self) -> float:
-        """For a state that was read, which need not have extended its life."""
-        return self._context.clock() - self._context.limits.state_ttl_ms / 1000
-
-    async def _base(self, head: Head, restored: Restored | None) -> S:
-        machine = self._context.machine
-        if restored is None:
-            return await machine.initial(head.config)
-        return await machine.deserialise(head.config, restored.state)
-
-    async def _replay(self, state: S, written: Written) -> tuple[S, bytes]:
-        context, blob, seq = self._context, written.blob, written.seq
-        entry = await hashing(partial(decode, blob, context.client, seq), len(blob))
-        if entry.engine != context.machine.engine:
-            context.observer.engine_changed()
-            if context.policy.strict_engine:
-                raise StateUnreadable(f"version {seq} was computed by {entry.engine}, here is {context.machine.engine}")
+    async def _restore(
+        self, flight: Flight[S, Held[S] | None], loaded: Loaded, head: Head, opens: bool
+    ) -> Held[S] | None:
         try:
-            return await context.machine.step(state, entry.batch, always)
-        except Exception as error:
-            raise StateUnreadable(f"the batch of version {seq} cannot be computed again: {error!r}") from error
+            flight.replay = replay = self._replay(loaded.life, head, "")
+            if replay.is_quick:
+                return await self._restored(flight, loaded, opens)
+            async with self._context.replays.place(flight):
+                return await self._restored(flight, loaded, opens)
+        finally:
+            if self._restoring is flight:
+                self._restoring = None
 
-    async def _require_moved(self, head: Head) -> None:
-        found = (await self._context.store.load(self._context.client, head.model)).head
-        if found is not None and (found.tag, found.base, found.sid) == (head.tag, head.base, head.sid):
-            raise StateCorrupt(f"version {head.seq} of the stored state misses an entry of its journal")
+    async def _restored(self, flight: Flight[S, Held[S] | None], loaded: Loaded, opens: bool) -> Held[S] | None:
+        """In the place in the queue, where it stays however often the stored state moves."""
+        context, life = self._context, loaded.life
+        for _ in range(context.limits.tries):
+            head, fence = loaded.head, ""
+            opened = await self.open(loaded.basis) if opens else None
+            if opened is not None:
+                head, fence = opened.head, opened.head.fence
+            if head is None or loaded.life != life:
+                return None
+            try:
+                held = None if opens and not opened else await self._replayed(flight, life, head, fence)
+            except BaseException:
+                await self.release(fence)  # whoever comes next need not wait for the lease
+                raise
+            if held is not None:
+                return held
+            await context.pause()
+            loaded = await context.store.load(context.client, context.model)
+        return None
+
+    async def _replayed(self, flight: Flight[S, Held[S] | None], life: str, head: Head, fence: str) -> Held[S] | None:
+        flight.replay = replay = self._replay(life, head, fence)
+        self._memory.take()  # it is older
+        try:
+            held = await replay.run()
+        finally:
+            if not flight.dropped:
+                self._memory.past = replay.held
+        if held is None:
+            return None
+        lost = self._memory.lost(life, head.seq)
+        status: Status = "rolled_back" if lost else _status(head)
+        held = replace(held, status=status, lost=lost)
+        if not flight.dropped:
+            self._memory.keep(held)
+        return held
+
+    def _replay(self, life: str, head: Head, fence: str) -> Replay[S]:
+        start = self._memory.held or self._memory.past
+        return Replay(self._context, self._snapshotter, head=head, life=life, until=head.seq, fence=fence, start=start)
+
+    async def _recompute(self, flight: Flight[S, Owed | None], loaded: Loaded, head: Head, seq: int) -> Owed | None:
+        context = self._context
+        flight.replay = Replay(context, self._snapshotter, head=head, life=loaded.life, until=seq)
+        async with context.replays.place(flight):
+            held = await flight.replay.run()
+        return held.track.owed.get(seq) if held else None
 
 
 def _status(head: Head) -> Status:

@@ -17,13 +17,12 @@ clients whose turn is taken.
     await session.evict()
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Generic
 
 from acclimate_service.state.contract import Applied, Looked, Present, Request, S, Start, always
 from acclimate_service.state.entry import Batch
-from acclimate_service.state.errors import ClientUnknown, Contended, StateError
+from acclimate_service.state.errors import ClientUnknown, Contended
 from acclimate_service.state.held import Context, Memory
 from acclimate_service.state.once import Once, refusal, stored
 from acclimate_service.state.reader import Reader
@@ -40,18 +39,31 @@ class Session(Generic[S]):
         self._context = context
         self._tasks = Tasks()
         self._memory: Memory[S] = Memory()
-        self._reader = Reader(context, self._memory)
         self._snapshotter = Snapshotter(context, self._tasks)
+        self._reader = Reader(context, self._memory, self._snapshotter, self._tasks)
         writer = Writer(context, self._memory, self._reader, self._snapshotter, self._tasks)
         self._once = Once(context, self._memory, self._reader, writer)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state and the answers in memory."""
-        held = self._memory.held
+        held = self._memory.held or self._reader.progress or self._memory.past
         if held is None:
             return 0
         return self._context.machine.size(held.state) + sum(len(owed.answer) for owed in held.track.owed.values())
+
+    @property
+    def replay_s(self) -> float | None:
+        """About how long a replay that is under way will take (s); None if there is none."""
+        return self._reader.replay_s
+
+    async def replay_ended(self) -> None:
+        """Wait until no replay is under way."""
+        await self._reader.ended()
+
+    def knows(self, rid: str) -> bool:
+        """Whether the last request that was found to be applied already is this one."""
+        return self._once.repeated == rid
 
     @property
     def version(self) -> int | None:
@@ -75,7 +87,8 @@ class Session(Generic[S]):
         """
         held = self._memory.held
         if held is not None and held.state is old:
-            self._memory.held = equal = replace(held, state=new)
+            equal = replace(held, state=new)
+            self._memory.keep(equal)
             self._snapshotter.follow(equal)
 
     @property
@@ -177,39 +190,63 @@ class Session(Generic[S]):
             raise Contended("the client's batches kept coming between; delete again", outcome.committed)
         return outcome.existed
 
+    def doubt(self) -> None:
+        """Ask Redis before the state is used again, which may have changed unheard."""
+        held = self._memory.held
+        if held is not None:
+            self._memory.keep(replace(held, touched=self._context.long_ago))
+
+    async def check(self) -> None:
+        """Forget the state if the client was deleted since.
+
+        Raises:
+            StateError: Redis failed.
+        """
+        held = self._memory.held or self._reader.progress or self._memory.past
+        if held is not None and held.life:
+            loaded = await self._context.store.load(self._context.client, self._context.model)
+            if loaded.life != held.life:
+                self.drop()
+
     def drop(self) -> None:
         """Forget the state at once, without a snapshot: it was deleted elsewhere, or may have been.
 
         May be called at any time; a request under way goes on, and Redis decides whether it comes too late.
         """
         self._snapshotter.forget()
-        held = self._memory.take()
+        self._reader.drop()
+        held = self._memory.held
         if held is not None:
             held.track.stale = True
+        self._memory.drop()
 
     async def hand_over(self) -> None:
-        """Let go of the state and of the journal, for a replica that waits for it; what is durable stays.
+        """Let go of the journal, for a replica that waits for it.
 
-        No snapshot is begun, which would keep that replica waiting. One that is being taken is ended: were it given up
-        each time, the journal of a client that moves with every batch would grow, and be replayed, up to its cap.
+        The state stays, to go on from should that replica change nothing, or little. A replay that nobody waits for is
+        given up, and goes on from where it is when somebody asks. No snapshot is begun, which would keep that replica
+        waiting. One that is being taken is ended: were it given up each time, the journal of a client that moves with
+        every batch would grow, and be replayed, up to its cap.
         """
-        held = self._memory.held
+        await self._reader.stop()
+        held = self._memory.held or self._memory.past
         if held is None or not held.track.fence:
             return
         await self._snapshotter.finish()
-        self.drop()
-        with suppress(StateError):  # the lease ends by itself
-            await self._context.store.journal.release(self._context.client, self._context.model, held.track.fence)
+        self._snapshotter.forget()
+        self._memory.take()
+        await self._reader.release(held.track.fence)
 
     async def evict(self) -> None:
         """Let go of the state, after a snapshot where it has a journal; a snapshot that fails loses nothing."""
-        held = self._memory.take()
+        await self._reader.stop()
+        held = self._memory.held or self._memory.past
+        self._memory.drop()
         self._snapshotter.forget()
         if held is None or not held.track.fence:
             return
         await self._snapshotter.now(held)
-        with suppress(StateError):  # the lease ends by itself
-            await self._context.store.journal.release(self._context.client, self._context.model, held.track.fence)
+        await self._reader.release(held.track.fence)
 
     async def aclose(self) -> None:
         """End what runs in the background. Without `evict` before, the next opener has more to replay."""

@@ -38,6 +38,11 @@ class Snapshotter(Generic[S]):
         delay = self._context.limits.snapshot_idle_ms / 1000
         self._idle = asyncio.get_running_loop().call_later(delay, self._begin, held)
 
+    def keep(self, held: Held[S]) -> None:
+        """Take a snapshot of what a replay has come to, if one is due."""
+        if self._running is None and self._due(held):
+            self._begin(held)
+
     def forget(self) -> None:
         """Give up waiting for the client to be idle."""
         if self._idle is not None:

@@ -136,7 +136,7 @@ class Writer(Generic[S]):
             if appending and isinstance(error, Exception):
                 return await self._failed(opened, attempt, appending[0], error)
             if not appending:
-                self._memory.held = opened
+                self._memory.keep(opened)
             raise
         self._snapshotter.measure(self._context.clock() - begun)
         return await self._appended(opened, attempt, batch, state, answer, appending[0], begun)
@@ -213,7 +213,7 @@ class Writer(Generic[S]):
         undone = await self._undo(held, attempt)
         if not isinstance(undone, Undone):
             raise StepFailed("the adapter failed on this batch, which another replica may apply", "unknown") from error
-        self._memory.held = held.at(undone.basis)
+        self._memory.keep(held.at(undone.basis))
         raise StepFailed("the adapter failed on this batch; it was taken back") from error
 
     async def _undo(self, held: Held[S], attempt: Attempt) -> UndoOutcome | None:
@@ -233,7 +233,7 @@ class Writer(Generic[S]):
         """Not applied. A request that had been before says nothing against the state."""
         assert not isinstance(outcome, Full)  # `_append` raises it
         if isinstance(outcome, Repeat | Mismatch | Used):
-            self._memory.held = held
+            self._memory.keep(held)
         else:
             held.track.stale = True
         return outcome
@@ -245,10 +245,10 @@ class Writer(Generic[S]):
             yield
         except StateError as error:
             if error.committed is False:
-                self._memory.held = held
+                self._memory.keep(held)
             raise
         except kinds:
-            self._memory.held = held
+            self._memory.keep(held)
             raise
 
 

@@ -256,7 +256,7 @@ def test_a_damaged_state_is_never_replaced_by_a_fresh_one(make_replica, post, st
     (key,) = (key for key in replica.keys("hurt") if place in key)
     content = replica.redis.hget(key, field)
     replica.redis.hset(key, field, content[:-1] + bytes([content[-1] ^ 1]))
-    replica.loop.call_soon_threadsafe(replica.service.sessions.drop_all)
+    replica.loop.call_soon_threadsafe(replica.service.sessions.drop, "hurt")
     for _ in range(2):
         assert_problem(post(replica, "hurt", images), 503, "state_corrupt")
     assert replica.http.post("/clients/hurt/reset").status_code == 200

@@ -39,6 +39,7 @@ from acclimate_service.state.records import (
 from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.redis.link import Server, dial
+from acclimate_service.state.replay_queue import ReplayQueue
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `checker` and `faulty_link`
 from checker.recorder import Recorder
@@ -106,7 +107,14 @@ class Replica:
     """One session of one client, and what it observed."""
 
     def __init__(
-        self, store: StateStore, limits: Limits, client: str, model: str, machine: Toy, policy: Policy
+        self,
+        store: StateStore,
+        limits: Limits,
+        client: str,
+        model: str,
+        machine: Toy,
+        policy: Policy,
+        replays: ReplayQueue,
     ) -> None:
         self.store = store
         self.client = ClientScope(client)
@@ -124,6 +132,7 @@ class Replica:
             policy,
             Recorder(self.events.append),
             clock=lambda: clock() + self.now,
+            replays=replays,
         )
         self.session = Session(context)
 
@@ -228,11 +237,14 @@ async def make_replica(make_store: Callable[..., StateStore]) -> AsyncIterator[C
         policy: Policy = Policy("{}"),  # noqa: B008
         url: str | None = None,
         link: Cluster | None = None,
+        replays: ReplayQueue | None = None,
         **limits: int,
     ) -> Replica:
         chosen = {"inline_max": 100, "full_max": 600, "chunk_bytes": 150, "steal_after_ms": 40, **limits}
         store = make_store(**({"url": url} if url else {}), link=link, **chosen)
-        replicas.append(Replica(store, Limits(**chosen), client, model, machine or Toy(lambda count: size), policy))
+        machine = machine or Toy(lambda count: size)
+        queue = replays or ReplayQueue()
+        replicas.append(Replica(store, Limits(**chosen), client, model, machine, policy, queue))
         return replicas[-1]
 
     yield make

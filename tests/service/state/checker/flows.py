@@ -108,11 +108,11 @@ async def commit_unsettled(self: Writer[ToyState], held: Held[ToyState], *rest: 
 _settle = Once._settle
 
 
-async def recompute_unstored(self: Once[ToyState], request: Request, repeat: Repeat, head: Any) -> Applied | None:
-    rebuilt = await self._reader.rebuild(head, repeat.seq)
-    if rebuilt is None:
-        return None
-    return Applied(repeat.seq, repeat.life, repeat.model, rebuilt.owed[repeat.seq].answer, "recomputed")
+async def recompute_unstored(
+    self: Once[ToyState], request: Request, loaded: Loaded, repeat: Repeat, head: Any
+) -> Applied | None:
+    owed = await self._reader.answer(loaded, head, request.rid, repeat.seq)
+    return Applied(repeat.seq, repeat.life, repeat.model, owed.answer, "recomputed") if owed else None
 
 
 async def settle_other_model(self: Once[ToyState], request: Request, loaded: Loaded, repeat: Repeat) -> Any:
