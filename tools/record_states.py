@@ -98,13 +98,8 @@ def _record(redis: Redis, folder: Path, settings: dict[str, str], clients: dict[
         time.sleep(1)  # the labels of all clients are pooled in the background
     keys = _dumped(redis)
     with _service(environment, folder, signal.SIGKILL) as sdk:
-        fleet = [
-            [found.adapter, dict(found.hyperparameters), found.evidence.labelled]
-            for found in sdk.evidence("fashion-cnn").adapters
-            if found.evidence.labelled
-        ]
         recorded = {name: _describe(sdk, name, clients, requests[name]) for name in clients}
-    return {"settings": settings, "keys": keys, "fleet": fleet, "clients": recorded}
+    return {"settings": settings, "keys": keys, "clients": recorded}
 
 
 def _begin(sdk: Client, name: str, client: dict[str, Any]) -> None:
