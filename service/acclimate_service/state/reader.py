@@ -1,6 +1,7 @@
 """Finds the state of a client: in memory, or in Redis, where its journal is opened and replayed."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.tasks import Tasks
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _POLL: Final = 0.02
 """Longest pause before a busy lease is tried again (s)."""
 _ASK: Final = 0.1
@@ -44,7 +46,8 @@ class Flight(Generic[S, T]):
 
     def begin(self, work: Coroutine[Any, Any, T], tasks: Tasks) -> None:
         """Start it."""
-        self._task = tasks.start(work)
+        self._task = tasks.start(work, awaited=True)
+        self._task.add_done_callback(self._ended)
 
     async def result(self) -> T:
         """What it comes to."""
@@ -68,6 +71,10 @@ class Flight(Generic[S, T]):
         if self._task is not None and not self._waiting:
             self._task.cancel()
             await asyncio.wait([self._task])
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if not self._waiting and not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a replay that nobody waits for any more failed: %r", error)
 
 
 class Reader(Generic[S]):
@@ -112,7 +119,9 @@ class Reader(Generic[S]):
         """
         context = self._context
         for _ in range(context.limits.tries):
-            found = await self.restore(await context.store.load(context.client, context.model))
+            held = self._memory.held
+            loaded = await context.store.load(context.client, context.model, sid=held.track.sid if held else "")
+            found = await self.restore(loaded)
             if found is not None:
                 context.observer.found(found.status)
                 if found is self._memory.held:
@@ -134,7 +143,7 @@ class Reader(Generic[S]):
                 return known
             head = loaded.head
             if head is None:
-                return await self._cold(loaded.life)
+                return await self._cold(loaded.basis)
             if self._restoring is not None:
                 await self._restoring.result()  # perhaps of another version: then it is where the next one begins
                 continue
@@ -223,13 +232,13 @@ class Reader(Generic[S]):
             self._memory.keep(replace(held, touched=self._context.clock()))
         return self._memory.held
 
-    async def _cold(self, life: str) -> Held[S]:
-        context = self._context
+    async def _cold(self, basis: Basis) -> Held[S]:
+        context, life = self._context, basis.life
         config = context.policy.config
         state = await context.machine.initial(config)
         lost = 0 if life else self._memory.vanished(context.long_ago)
         status: Status = "rolled_back" if lost else "cold"
-        return Held(life, 0, "", config, state, Track(), context.long_ago, status, lost)
+        return Held(life, 0, "", config, state, Track(sid=basis.sid), context.long_ago, status, lost)
 
     async def _restore(
         self, flight: Flight[S, Held[S] | None], loaded: Loaded, head: Head, opens: bool

@@ -68,8 +68,8 @@ class Basis:
     sid: str = ""
 
 
-def _basis(life: str, head: Head | None) -> Basis:
-    return Basis(life, head.seq, head.tag, head.sid) if head else Basis(life)
+def _basis(life: str, head: Head | None, leftover: str = "") -> Basis:
+    return Basis(life, head.seq, head.tag, head.sid) if head else Basis(life, sid=leftover)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,7 @@ class Loaded:
         head: None if there is no state in this model scope.
         touched: True if this read extended the TTLs.
         lease: of the replica that writes the journal; None if nobody does.
+        leftover: id of the snapshot of a head that has expired, empty if there is none.
     """
 
     life: str
@@ -211,11 +212,12 @@ class Loaded:
     head: Head | None
     touched: bool
     lease: Lease | None = None
+    leftover: str = ""
 
     @property
     def basis(self) -> Basis:
         """What the next attempt is to be computed from."""
-        return _basis(self.life, self.head)
+        return _basis(self.life, self.head, self.leftover)
 
     def continues(self, admission_life: str) -> bool:
         """Whether a request admitted in `admission_life` still belongs to this client, or a DELETE came between."""
@@ -298,17 +300,29 @@ def loaded(reply: Reply) -> Loaded:
     Raises:
         StateCorrupt: the stored head or marker cannot be read.
     """
-    _, life, gone, origin, marker, answer, head, touched, fence, lease_ms = reply.rows
+    _, life, gone, origin, marker, answer, flat, touched, fence, lease_ms, recorded = reply.rows
+    head = head_of(flat)
     return Loaded(
         life=life.decode(),
         gone=gone == b"1",
         origin=origin.decode(),
         marker=_marker(marker),
         answer=answer or None,
-        head=head_of(head),
+        head=head,
         touched=touched == b"1",
         lease=Lease(fence.decode(), lease_ms) if fence else None,
+        leftover=recorded.decode() if recorded and head is None else "",
     )
+
+
+def description(reply: Reply) -> Description | None:
+    """The reply of `describe`; None: there is no client."""
+    _, (config, *sizes), ttl_ms, fence = reply.rows
+    if config is None or ttl_ms < 0:
+        return None
+    seq, length, base, entries, nbytes = map(int, sizes)
+    owner = fence.decode().partition(".")[2] if fence else ""
+    return Description(seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner) if seq else None
 
 
 def commit_outcome(reply: Reply, attempt: Attempt, sid: str) -> CommitOutcome:

@@ -73,7 +73,11 @@ class Replay(Generic[S]):
         if listed is None or not await self._of_one_history(listed):
             await self._require_moved()
             return None
-        self.held = self._resumed(listed) or await self._read_base()
+        self.held = self._resumed(listed)
+        if self.held is None:
+            self.held = await self._read_base()
+        elif head.snapshot:
+            await context.store.load(context.client, head.model, sid=head.sid)  # extends what is not read
         if self.held is None:
             return None
         for piece in context.store.journal.pieces([each for each in listed if each.seq > self.held.seq]):

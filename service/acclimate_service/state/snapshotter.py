@@ -1,6 +1,7 @@
 """Snapshots of a state whose journal grows, taken beside the batches that go on."""
 
 import asyncio
+import logging
 from typing import Final, Generic
 
 from acclimate_service.state.contract import S
@@ -9,12 +10,17 @@ from acclimate_service.state.journal_records import Fenced, Flipped, Stale
 from acclimate_service.state.records import Conflict, Gone
 from acclimate_service.state.tasks import Tasks
 
+_log = logging.getLogger(__name__)
 _RECENT: Final = 8
 """Steps over which their time is averaged, about."""
 
 
 class Snapshotter(Generic[S]):
-    """Decides when a snapshot is due, and takes it. One that fails is taken again at the next occasion."""
+    """Decides when a snapshot is due, and takes it. One that fails is taken again at the next occasion.
+
+    Attributes:
+        failure: why the last one that was not taken was not.
+    """
 
     def __init__(self, context: Context[S], tasks: Tasks) -> None:
         self._context = context
@@ -24,6 +30,7 @@ class Snapshotter(Generic[S]):
         self._idle: asyncio.TimerHandle | None = None
         self._steps = 0
         self._step_seconds = 0.0
+        self.failure = ""
 
     def measure(self, seconds: float) -> None:
         """Learn how long a step takes these days: a machine that was slow for a while is not held to be so for ever."""
@@ -92,10 +99,13 @@ class Snapshotter(Generic[S]):
     async def _attempt(self, held: Held[S], awaited: bool) -> bool:
         if held.track.base >= held.seq:
             return True
+        nbytes, self.failure = 0, "another replica has changed the client since"
         try:
-            nbytes = 0 if held.track.stale else await self._take(held, awaited)
-        except Exception:
-            nbytes = 0  # nothing is lost: the journal has it all
+            if not held.track.stale:
+                nbytes = await self._take(held, awaited)
+        except Exception as error:  # nothing is lost: the journal has it all
+            self.failure = f"{type(error).__name__}: {error}".removesuffix(": ")
+            _log.warning("a snapshot failed, the journal stays as long as it is: %s", self.failure, exc_info=error)
         self._context.observer.snapshot(nbytes > 0, nbytes)
         return nbytes > 0
 

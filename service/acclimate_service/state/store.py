@@ -27,12 +27,13 @@ from acclimate_service.state.records import (
     Reply,
     ResetOutcome,
     commit_outcome,
+    description,
     loaded,
     reset_outcome,
 )
 from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id
-from acclimate_service.state.redis.scripts import COMMIT, DELETE, LOAD, RESET
+from acclimate_service.state.redis.scripts import COMMIT, DELETE, DESCRIBE, LOAD, RESET
 from acclimate_service.state.redis.wire import Argument, Wire
 
 
@@ -78,7 +79,7 @@ class StateStore:
             client.snapshot(model, sid),
             client.lease(model),
         )
-        return loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms)))
+        return loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms, model)))
 
     async def read_state(self, client: ClientScope, head: Head) -> ReadOutcome:
         """Read and verify the state a head points at. None: there is none, the client starts from the initial state.
@@ -217,17 +218,7 @@ class StateStore:
 
     async def describe(self, client: ClientScope, model: str) -> Description | None:
         """What is stored of a client, without reading the state or extending its life. None: there is none."""
-        head, read = client.head(model), self._wire.read
-        (config, *sizes), ttl_ms, fence = await asyncio.gather(
-            read("HMGET", head, "cfg", "seq", "len", "base", "jn", "jb"),
-            read("PTTL", head),
-            read("GET", client.lease(model)),
-        )
-        if config is None or ttl_ms < 0:
-            return None
-        seq, length, base, entries, nbytes = map(int, sizes)
-        owner = fence.decode().partition(".")[2] if fence else ""
-        return Description(seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner) if seq else None
+        return description(await self._wire.run(DESCRIBE, (client.head(model), client.lease(model)), ()))
 
     async def aclose(self) -> None:
         """Wait for what is still running, then close the connections."""

@@ -128,7 +128,7 @@ class Writer(Generic[S]):
             nonlocal begun
             await request.admit()
             begun = self._context.clock()
-            appending.append(self._tasks.start(self._append(opened, attempt, batch)))
+            appending.append(self._tasks.start(self._append(opened, attempt, batch), awaited=True))
 
         try:
             state, answer = await self._context.machine.step(opened.state, batch, start)
@@ -148,7 +148,7 @@ class Writer(Generic[S]):
         if opened is None:
             return Fenced()
         sent = self._context.clock()
-        appending = self._tasks.start(self._append(opened, attempt, batch))
+        appending = self._tasks.start(self._append(opened, attempt, batch), awaited=True)
         return await self._appended(opened, attempt, batch, state, answer, appending, sent)
 
     async def _opened(self, held: Held[S]) -> Held[S] | None:
@@ -156,9 +156,9 @@ class Writer(Generic[S]):
         if held.track.fence:
             return held
         opened = await self._reader.open(held.basis)
-        if opened is None or (opened.head.tag, opened.head.sid) != (held.tag, held.track.sid):
+        if opened is None or opened.head.tag != held.tag or (held.seq and opened.head.sid != held.track.sid):
             return None
-        held.track.fence = opened.head.fence
+        held.track.fence, held.track.sid = opened.head.fence, opened.head.sid
         return replace(held, life=opened.life)
 
     async def _append(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:
@@ -172,7 +172,10 @@ class Writer(Generic[S]):
             await self._snapshotter.now(held)
             again = await self._append_once(held, attempt, batch)
             if isinstance(again, Full):
-                raise JournalFull("the journal is full, and snapshots of this client fail", again.committed)
+                raise JournalFull(
+                    f"the journal is full, and snapshots of this client fail: {self._snapshotter.failure}",
+                    again.committed,
+                )
         return again
 
     async def _append_once(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:

@@ -229,7 +229,7 @@ async def test_a_few_are_replayed_at_a_time_and_the_oldest_waiting_is_through_fi
     asking = []
     for number in range(clients):
         asking.append(asyncio.create_task(ask(number)))
-        await until(lambda heir=heirs[number]: heir.session.replay_s is not None)
+        await until(lambda number=number: len(queue._line) == number + 1)
     queue.learn(1.0)
     waits = [heir.session.replay_s for heir in heirs]
     assert waits == sorted(waits)

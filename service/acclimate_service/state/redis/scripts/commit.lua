@@ -14,7 +14,9 @@ local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
 if refusal then return refusal end
 local seq, tag, snap = unpack(redis.call('HMGET', keys.head, 'seq', 'tag', 'snap'))
-if (tag or '') ~= basis_tag or (snap or '') ~= basis_sid then return conflict(registry, keys.head) end
+-- A head that expired left its snapshot, which only the registry still names; whoever passed its id has it removed.
+snap = snap or redis.call('HGET', keys.registry, 'm:' .. model) or ''
+if (tag or '') ~= basis_tag or snap ~= basis_sid then return conflict(registry, keys.head) end
 if sid ~= '' and redis.call('HLEN', keys.snapshot) ~= tonumber(chunks) then return {'INCOMPLETE'} end
 
 local now = now_ms()

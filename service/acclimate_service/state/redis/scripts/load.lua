@@ -1,7 +1,7 @@
 -- Everything one client has in one model scope, in one read, and who writes its journal. Extends its TTLs only while
--- holding every key of the scope, the live snapshot included: a head extended alone would outlive its snapshot.
+-- it has every key of the scope, the live snapshot included: a head extended alone would outlive its snapshot.
 
-local rid, sid = ARGV[1], ARGV[2]
+local rid, sid, model = ARGV[1], ARGV[2], ARGV[4]
 local state_ttl = tonumber(ARGV[3])
 local keys = {registry = KEYS[1], head = KEYS[4], journal = KEYS[5], snapshot = KEYS[6]}
 
@@ -14,5 +14,5 @@ end
 return {
   'OK', registry.life, registry.gone and '1' or '0', registry.origin,
   redis.call('HGET', KEYS[2], rid), redis.call('HGET', KEYS[3], rid), redis.call('HGETALL', keys.head), touched,
-  redis.call('GET', KEYS[7]), redis.call('PTTL', KEYS[7]),
+  redis.call('GET', KEYS[7]), redis.call('PTTL', KEYS[7]), redis.call('HGET', keys.registry, 'm:' .. model),
 }

@@ -13,6 +13,11 @@ if holder and force ~= '1' and string.match(holder, '%.(.*)$') ~= nonce then
 end
 
 local fence, snap = unpack(redis.call('HMGET', keys.head, 'fence', 'snap'))
+if not fence then
+  -- A head that expired left its snapshot, which only the registry still names; whoever passed its id has it removed.
+  local left = redis.call('HGET', keys.registry, 'm:' .. model)
+  if left and left ~= '' and left ~= sid then return conflict(registry, keys.head) end
+end
 local opened = fence and tonumber(string.match(fence, '^(%d+)')) or 0
 local new_fence = whole(opened + 1) .. '.' .. nonce
 
@@ -21,7 +26,7 @@ redis.call('HSET', keys.head, 'fence', new_fence)
 if not fence then
   redis.call('HSET', keys.head, 'v', '1', 'seq', '0', 'tag', '', 'base', '0', 'st', '', 'snap', '', 'n', '0',
     'len', '0', 'sum', '', 'cfg', config, 'jn', '0', 'jb', '0', 'model', model)
-  redis.call('UNLINK', keys.journal) -- that of a head which expired before its parts
+  redis.call('UNLINK', keys.journal, keys.snapshot) -- those of a head which expired before its parts
   life = live(registry, keys, new_life)
   redis.call('HSET', keys.registry, 'm:' .. model, '')
 end
