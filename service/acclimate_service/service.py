@@ -42,9 +42,9 @@ from acclimate_service.state import (
     Limits,
     Link,
     Policy,
+    Probe,
     ReplayQueue,
     Session,
-    StateError,
     StateStore,
     StoreFacts,
     Wire,
@@ -60,8 +60,6 @@ from acclimate_service.trials.promotion import Champion, PairedTrial
 from acclimate_store import Bundle, BundleKey, Catalogue
 from acclimate_store.layout_choice import fastest
 
-PROBE_S: Final = 1.0
-"""Longest wait of the readiness probe for Redis; orchestrators give probes little more."""
 RETRY_WINDOW_MS: Final = 600_000
 """Longest time within which callers are expected to retry a request."""
 
@@ -77,7 +75,8 @@ class Service:
     metrics: Metrics
     worker: Worker
     wire: Wire
-    store_facts: StoreFacts
+    probe: Probe
+    private_redis: EmbeddedRedis | None
     sessions: Sessions
     admission: Admission
     engine: Engine
@@ -86,6 +85,11 @@ class Service:
     challengers: Challengers | None
     rounds: Rounds
     draining: bool = False
+
+    @property
+    def store_facts(self) -> StoreFacts:
+        """What Redis was found to be when it was last asked."""
+        return self.probe.facts
 
     @property
     def version(self) -> str:
@@ -116,14 +120,9 @@ class Service:
         """Why batches cannot be answered now, or not for long; None when they can."""
         if self.draining:
             return "the replica is about to end; send batches to another one"
-        try:
-            async with asyncio.timeout(PROBE_S):
-                await self.wire.read("PING")
-        except StateError as error:
-            return str(error)
-        except TimeoutError:
-            return f"Redis does not answer within {PROBE_S:g} s"
-        return None
+        if self.private_redis is not None and self.private_redis.failure is not None:
+            return self.private_redis.failure
+        return await self.probe.obstacle()
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
@@ -164,12 +163,17 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             state_budget=settings.state_budget,
         )
 
-        url = settings.redis_url or (await stack.enter_async_context(_private_redis(settings))).url
+        url, private_redis = settings.redis_url, None
+        if url is None:
+            private_redis = await stack.enter_async_context(_private_redis(settings))
+            url = private_redis.url
         link = await _connected(url)
         wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
         store = StateStore(wire, limits)
         stack.push_async_callback(store.aclose)
         facts = await check(wire, override=settings.redis_override)
+        probe = Probe(wire, facts, tenant=settings.tenant, override=settings.redis_override)
+        stack.push_async_callback(probe.aclose)
 
         model, default, replays = bundle.model.content_hash, configurations.default, ReplayQueue()
 
@@ -228,7 +232,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             challengers = Challengers([challenger(name, fleet) for name in names], settings.candidate_share, fleet)
             stack.push_async_callback(challengers.aclose, settings.drain_budget_s)
 
-        announcements = _announcements(link, settings.tenant, model, sessions, challengers)
+        announcements = _announcements(link, settings.tenant, model, sessions, challengers, probe)
         announcements.start()
         stack.push_async_callback(announcements.aclose)
         cohorts = Cohorts(wire, limits, model, settings.tenant)
@@ -246,7 +250,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             metrics=metrics,
             worker=worker,
             wire=wire,
-            store_facts=facts,
+            probe=probe,
+            private_redis=private_redis,
             sessions=sessions,
             admission=Admission(settings.max_waiting, settings.max_waiting_rows),
             engine=Engine(
@@ -269,7 +274,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
 
 def _announcements(
-    link: Link, tenant: str, model: str, sessions: Sessions, challengers: Challengers | None
+    link: Link, tenant: str, model: str, sessions: Sessions, challengers: Challengers | None, probe: Probe
 ) -> Announcements:
     """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
     everywhere = [sessions, *(challengers.sessions if challengers else ())]
@@ -281,6 +286,7 @@ def _announcements(
                 each.drop(client)
 
     def missed() -> None:
+        probe.reconnected()
         for each in everywhere:
             each.check_all()
 

@@ -23,6 +23,10 @@ KEEP_ALIVE_S = 75
 """Longer than load balancers keep idle connections, so that they never send into one that is just being closed."""
 GRACE_S = 30
 """Longest wait at the end for batches under way."""
+_NO_SECRET = (
+    "acclimate: ACCLIMATE_SECRET is empty; who reads the Redis and can guess a request, or the id of a client, "
+    "finds them by their hashes"
+)
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
@@ -62,6 +66,8 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             listener.listen(BACKLOG)
             offered = f"acclimate: {summary(service.bundle.model)}"
             print(_announcement(service, listener), offered, _computing(service), sep="\n", flush=True)
+            if not settings.secret:
+                print(_NO_SECRET, flush=True)
             await server.serve(sockets=[listener])
 
 

@@ -46,6 +46,11 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def output(self) -> str:
+        """What it printed since the adapters, once it has ended."""
+        return self._process.stdout.read()
+
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 

@@ -73,6 +73,16 @@ def test_sigint_ends_the_service_although_connections_are_open(serve, tmp_path):
         assert service.wait() == 0
 
 
+@pytest.mark.parametrize("secret", ["", "salt"])
+def test_that_there_is_no_secret_is_said_at_the_start(serve, monkeypatch, secret):
+    monkeypatch.setenv("ACCLIMATE_SECRET", secret)
+    service = serve()
+    httpx.get(f"{service.url}/v2/health/ready").raise_for_status()
+    service.signal(signal.SIGINT)
+    service.wait()
+    assert ("ACCLIMATE_SECRET is empty" in service.output) == (not secret)
+
+
 def test_a_wrong_setting_ends_the_process_with_status_2_and_one_line():
     done = subprocess.run(
         [Path(sys.executable).with_name("acclimate"), "serve"],

@@ -29,7 +29,7 @@ from acclimate_service.state.limits import Limits
 from acclimate_service.state.once import Claims
 from acclimate_service.state.records import Description
 from acclimate_service.state.redis.announcements import Announcements
-from acclimate_service.state.redis.checks import StoreFacts, check, check_windows
+from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
 from acclimate_service.state.redis.keys import ClientScope, fingerprint, new_id, random_rid
 from acclimate_service.state.redis.link import Link
 from acclimate_service.state.redis.wire import Wire, connect
@@ -59,6 +59,7 @@ __all__ = [
     "OutOfOrder",
     "Policy",
     "Present",
+    "Probe",
     "ReplayQueue",
     "Request",
     "RequestRunning",

@@ -171,8 +171,9 @@ def test_a_full_redis_refuses_writers_serves_readers_and_recovers_by_itself(
     assert (look.status_code, look.json()["state"]["version"]) == (200, 2)
     assert replica.http.get("/clients/cam").json()["state"]["version"] == 2
     assert replica.http.get("/clients/cam/state").content == exported
-    assert replica.http.get("/v2/health/ready").status_code == 200
+    until(lambda: "Redis is full" in (ready(replica) or ""))
     replica.redis.config_set("maxmemory", "0")
+    assert ready(replica) is None
     third = post(replica, "cam", images[2], Idempotency_Key="k").json()
     assert (third["state"]["version"], third["state"]["replayed"]) == (3, "none")
     assert third["predictions"] == look.json()["predictions"]
@@ -199,6 +200,42 @@ def test_a_full_redis_still_resets_and_deletes(redis, make_replica, stream, post
     replica.redis.config_set("maxmemory", "0")
     assert post(replica, "cam", images).json()["state"]["version"] == 3
     assert post(replica, "other", images).json()["state"]["version"] == 1
+
+
+def ready(replica):
+    reply = replica.http.get("/v2/health/ready")
+    assert reply.status_code == (200 if reply.json()["ready"] else 503)
+    return reply.json()["reason"]
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_redis_that_answers_and_takes_no_changes_is_an_obstacle(redis, make_replica):
+    replica = make_replica(redis_url=redis.url)
+    until(lambda: ready(replica) is None)
+    replica.redis.config_set("maxmemory", "1")
+    until(lambda: "Redis is full" in (ready(replica) or ""))
+    replica.redis.config_set("maxmemory", "0")
+    until(lambda: ready(replica) is None)
+    replica.redis.replicaof("127.0.0.1", "1")
+    until(lambda: "read only replica" in (ready(replica) or ""))
+    replica.redis.replicaof("NO", "ONE")
+    until(lambda: ready(replica) is None)
+
+
+def test_replies_say_the_durability_of_the_redis_that_is_there_now(redis, make_replica, stream):
+    replica, (images,) = make_replica(redis_url=redis.url), stream(0, 1)
+    with replica.sdk() as sdk:
+        assert sdk.predict("cam", images).state.durability == "always"
+        replica.redis.config_set("appendfsync", "everysec")
+        replica.redis.client_kill_filter(_type="pubsub")
+        until(lambda: sdk.predict("cam", images).state.durability == "everysec")
+        assert sdk.get("cam").state.durability == "everysec"
 
 
 def test_a_redis_that_hangs_does_not_hold_up_the_probes(redis, make_replica):

@@ -2,7 +2,7 @@
 
 A replica that keeps a state in memory is told when the client was deleted, and one that writes a client's journal is
 asked for it when the client's next batch came to another replica. Redis forgets a message that nobody is there
-to hear, so whoever was away for a while must assume that everything was said.
+to hear, so whoever was away for a while must ask whether anything was said.
 """
 
 import asyncio

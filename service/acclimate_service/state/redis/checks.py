@@ -1,18 +1,29 @@
 """What a Redis must be before client state is entrusted to it; of a cluster, what each of its masters must be."""
 
+import asyncio
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from acclimate_service.state.errors import StoreUnavailable, StoreUnfit
+from acclimate_service.state.errors import StateError, StoreUnavailable, StoreUnfit
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.redis.link import Target
+from acclimate_service.state.redis.scripts import PROBE
 from acclimate_service.state.redis.wire import Wire
+from acclimate_service.state.tasks import Tasks
 
 _OLDEST: Final = (6, 2)
 _KEEPS_ALL: Final = "noeviction"
+PROBE_S: Final = 1.0
+"""Longest wait of a probe for Redis; orchestrators give probes little more."""
+EVERY_S: Final = 0.1
+"""For how long a change that was taken speaks for the next (s)."""
+_PROBE_TTL_MS: Final = 60_000
+_MOST_KEYS: Final = 1000
+"""Names tried to find one that each master serves."""
 
 
 class Durability(StrEnum):
@@ -128,6 +139,95 @@ def check_windows(limits: Limits, *, longest_request_ms: int, retry_window_ms: i
         raise ValueError(f"state_ttl_ms is {limits.state_ttl_ms}; accepted is more than {4 * longest_request_ms}")
     if limits.key_min_ms <= retry_window_ms:
         raise ValueError(f"key_min_ms is {limits.key_min_ms}; accepted is more than {retry_window_ms}")
+
+
+class Probe:
+    """Whether Redis takes changes at this moment, and what it is now.
+
+    A change is tried, for there is no end of reasons why one fails: a full memory, a master that became a replica, too
+    few replicas, a disk that takes nothing. At most one is tried at a time, and none within `EVERY_S` of one that was
+    taken: who asks then is told the same.
+
+    Args:
+        wire: exchanges with Redis.
+        facts: what it was found to be at the start.
+        tenant: under whose name the tried change is written.
+        override: accept it all the same if it could lose state.
+    """
+
+    def __init__(self, wire: Wire, facts: StoreFacts, *, tenant: str, override: bool = False) -> None:
+        self._wire = wire
+        self._tenant = tenant
+        self._override = override
+        self._known = True
+        self._tasks = Tasks()
+        self._looking: asyncio.Task[str | None] | None = None
+        self._fine_at = -math.inf
+        self.facts = facts
+
+    def reconnected(self) -> None:
+        """Another server may listen there now, or the same one with other settings: it is asked what it is."""
+        self._known, self._fine_at = False, -math.inf
+        self._tasks.start(self._fitness())
+
+    async def obstacle(self) -> str | None:
+        """Why Redis takes no changes, or should be given none; None if it takes them."""
+        clock = asyncio.get_running_loop().time
+        if clock() - self._fine_at < EVERY_S:
+            return None
+        if self._looking is None or self._looking.done():
+            self._looking = self._tasks.start(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def aclose(self) -> None:
+        """Ask no more."""
+        await self._tasks.aclose()
+
+    async def _look(self) -> str | None:
+        tried = await asyncio.gather(*map(self._try, self._keys()))
+        if None not in tried:
+            reason = tried[0] if tried else "no master of the Redis cluster serves any slot"
+            self._known = False
+        else:  # the clients of other masters are served
+            reason = await self._fitness()
+        if reason is None:
+            self._fine_at = asyncio.get_running_loop().time()
+        return reason
+
+    async def _try(self, key: str) -> str | None:
+        """Why a change is refused; None if it is not."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._wire.run(PROBE, (key,), (_PROBE_TTL_MS,))
+        except StateError as error:
+            return str(error)
+        except TimeoutError:
+            return f"Redis does not answer within {PROBE_S:g} s"
+        return None
+
+    async def _fitness(self) -> str | None:
+        """What is wrong with a Redis that takes changes."""
+        if not self._known:
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    self.facts = await inspect(self._wire)
+            except (StateError, TimeoutError) as error:
+                return f"Redis did not say what it is: {error}"
+        found = () if self._override else problems(self.facts)
+        self._known = not found
+        return str(StoreUnfit(found)) if found else None
+
+    def _keys(self) -> list[str]:
+        """A key of each master."""
+        masters, keys = self._wire.masters, dict[Target, str]()
+        for number in range(_MOST_KEYS):
+            key = f"acc:{{{self._tenant}/~probe-{number}}}"
+            server = self._wire.server_of(key)
+            if server in masters:
+                keys.setdefault(server, key)
+            if len(keys) == len(masters):
+                break
+        return list(keys.values())
 
 
 async def _durability(wire: Wire, master: Target) -> Durability:

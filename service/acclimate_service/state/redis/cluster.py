@@ -56,6 +56,10 @@ class Cluster:
         """Every master that serves a slot."""
         return tuple(sorted({node for node in self._slots if node}))
 
+    def server_of(self, key: str) -> Node | None:
+        """The master of a key; None if nobody serves it."""
+        return self._slots[key_slot(key.encode())]
+
     async def lane(self, target: Target) -> Lane:
         """A connection to the master of a key, to a node, or to any master."""
         node = self._node(target)

@@ -67,6 +67,9 @@ class Link(Protocol):
     def masters(self) -> Sequence[Target]:
         """Targets that reach every server once which holds state."""
 
+    def server_of(self, key: str) -> Target:
+        """Which of the masters serves a key; None where there is only one, or nobody does."""
+
     async def lane(self, target: Target) -> Lane:
         """A connection to the server of this target.
 
@@ -313,6 +316,9 @@ class Server:
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
         self._pool = Pool(dial)
+
+    def server_of(self, key: str) -> None:
+        """There is only one."""
 
     async def lane(self, target: Target) -> Channel:
         """A connection to the server."""

@@ -84,6 +84,10 @@ class Wire:
         """Where to `read` of every server once that holds state."""
         return self._link.masters
 
+    def server_of(self, key: str) -> Target:
+        """Which of the masters serves a key; None where there is only one, or nobody does."""
+        return self._link.server_of(key)
+
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Reply:
         """Run a script.
 
