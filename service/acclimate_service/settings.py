@@ -102,6 +102,17 @@ class Settings(BaseSettings):
     max_waiting_rows: int = Field(8192, ge=1)
     """Most images in batches under way, once their bodies are read; a batch that meets no other's is always taken."""
 
+    max_held_bytes: int = Field(2**30, ge=1)
+    """Most bytes of bodies, of the images decoded from them and of exported states, of all requests together; further
+    requests get 429. A client may have no more of them than it leaves free; what meets nothing else is always taken."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which the service answers, as a JSON list, such as `["acclimate.example", "*.internal"]`; by default
+    those of the machine itself where it listens on a loopback address, and any where it does not."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the service, as a JSON list, such as `["https://app.example"]`; `["*"]`: all."""
+
     request_timeout_ms: int = Field(30_000, ge=1, le=600_000)
     """Deadline of a request that names none of its own, and the longest one it may name."""
 

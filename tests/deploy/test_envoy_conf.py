@@ -80,7 +80,14 @@ def test_envoy_and_the_service_take_equally_large_bodies(manager):
     limit = Settings().max_body_bytes
     (buffer,) = (one for one in manager["http_filters"] if one["name"].endswith("buffer"))
     assert buffer["typed_config"]["max_request_bytes"] == limit
+    (state,) = (
+        route["typed_per_filter_config"][buffer["name"]]["buffer"]["max_request_bytes"]
+        for route in manager["route_config"]["virtual_hosts"][0]["routes"]
+        if "typed_per_filter_config" in route
+    )
+    assert state == Settings().max_state_bytes
     assert f"may have {limit} bytes" in CONF.read_text()
+    assert f"may have {state} bytes" in CONF.read_text()
 
 
 def test_envoy_outwaits_the_longest_request_so_that_the_service_says_what_became_of_it(manager):

@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.first_half_arrived.wait(5):
             self.wfile.write(b"second")
 
-    do_GET = do_POST = answer  # noqa: N815 - the names http.server looks up
+    do_GET = do_POST = do_PUT = answer  # noqa: N815 - the names http.server looks up
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -193,3 +193,19 @@ def test_envoy_logs_every_request(envoy_balancer):
     httpx.get(f"{envoy_balancer.url}/clients/phone", headers={"X-Request-Id": "trace-1"})
     entry = envoy_balancer.logged("trace-1")
     assert (entry["status"], entry["path"], entry["attempts"]) == (200, "/clients/phone", 1)
+
+
+def test_envoy_lets_a_state_pass_that_is_larger_than_any_batch(envoy_balancer, servers):
+    larger = bytes(32 * 2**20 + 1)
+    assert httpx.put(f"{envoy_balancer.url}/clients/phone/state", content=larger).status_code == 200
+    refused = httpx.put(f"{envoy_balancer.url}/clients/phone/predict", content=larger)
+    assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+    assert "33554432" in refused.json()["detail"]
+    assert [*servers[0].seen, *servers[1].seen] == ["PUT"]
+
+
+def test_envoy_says_how_large_a_state_may_be(envoy_balancer):
+    too_large = (bytes(2**20) for _ in range(257))
+    refused = httpx.put(f"{envoy_balancer.url}/clients/phone/state", content=too_large, timeout=60)
+    assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+    assert "268435456" in refused.json()["detail"]

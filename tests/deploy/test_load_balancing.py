@@ -32,7 +32,7 @@ def predict(http, balancer):
         headers = {"Content-Type": "application/x-npy"}
         reply = http.post(path.format(client), content=body.getvalue(), headers=headers)
         assert reply.status_code == 200, reply.text
-        served_by = balancer.logged(reply.headers["X-Request-Id"])["upstream"].rpartition(", ")[2]
+        served_by = balancer.logged(reply.headers["X-Caller-Request-Id"])["upstream"].rpartition(", ")[2]
         return int(served_by.rpartition(":")[2]), reply.json()["state"]["version"]
 
     return send
@@ -44,7 +44,7 @@ def home(http, balancer):
 
     def of(client):
         reply = http.get(f"/clients/{client}")
-        return int(balancer.logged(reply.headers["X-Request-Id"])["upstream"].rpartition(":")[2])
+        return int(balancer.logged(reply.headers["X-Caller-Request-Id"])["upstream"].rpartition(":")[2])
 
     return {client: of(client) for client in CLIENTS}
 
@@ -56,7 +56,7 @@ def test_a_client_always_meets_the_same_replica(predict, home):
 
 def test_a_client_meets_the_same_replica_however_its_id_is_spelt_in_the_path(http, balancer):
     replies = [http.get(path) for path in ("/clients/edge~7", "/clients/edge%7E7", "/clients/edge~7?fresh=1")]
-    assert len({balancer.logged(reply.headers["X-Request-Id"])["upstream"] for reply in replies}) == 1
+    assert len({balancer.logged(reply.headers["X-Caller-Request-Id"])["upstream"] for reply in replies}) == 1
 
 
 def test_different_clients_spread_over_the_replicas(home, replicas):
@@ -69,17 +69,18 @@ def test_a_second_nginx_sends_every_client_to_the_same_replica(balance, replicas
     other = balance(*(one.port for one in replicas))
     for client in reversed(CLIENTS):
         reply = httpx.get(f"{other.url}/clients/{client}")
-        assert other.logged(reply.headers["X-Request-Id"])["upstream"] == f"127.0.0.1:{home[client]}"
+        assert other.logged(reply.headers["X-Caller-Request-Id"])["upstream"] == f"127.0.0.1:{home[client]}"
 
 
 def test_the_callers_request_id_reaches_the_service_and_comes_back(http):
     reply = http.get("/clients/nobody", headers={"X-Request-Id": "trace-1"})
-    assert reply.headers["X-Request-Id"] == reply.json()["request_id"] == "trace-1"
+    assert reply.headers["X-Caller-Request-Id"] == "trace-1"
+    assert reply.headers["X-Request-Id"] == reply.json()["request_id"] != "trace-1"
 
 
 def test_a_request_id_that_could_break_a_log_is_replaced(http, balancer):
     reply = http.get("/clients/nobody", headers={"X-Request-Id": 'x", "status": 200'})
-    assert balancer.logged(reply.json()["request_id"])["status"] == 404
+    assert balancer.logged(reply.headers["X-Caller-Request-Id"])["status"] == 404
 
 
 def test_a_body_of_the_largest_size_reaches_the_service(http):
@@ -92,7 +93,8 @@ def test_a_larger_body_is_refused_as_the_service_refuses_it(http, replicas):
     by_nginx = http.post("/clients/big/predict", content=body, headers={"X-Request-Id": "big"})
     by_service = httpx.post(f"{replicas[0].url}/clients/big/predict", content=body, headers={"X-Request-Id": "big"})
     assert by_nginx.headers["Content-Type"] == by_service.headers["Content-Type"]
-    assert by_nginx.json() == by_service.json()
+    own = {"request_id": "big"}
+    assert by_nginx.json() == by_service.json() | own
 
 
 def test_the_metrics_of_whichever_replica_are_not_shown(http):

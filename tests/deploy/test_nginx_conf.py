@@ -26,9 +26,9 @@ def test_nginx_accepts_the_file_as_it_is_deployed(nginx, tmp_path):
 
 
 def test_nginx_and_the_service_take_equally_large_bodies(conf):
-    limit = Settings().max_body_bytes
-    assert value(conf, r"client_max_body_size (\d+)m;") * 2**20 == limit
-    assert f"may have {limit} bytes" in conf
+    batch, state = (int(size) * 2**20 for size in re.findall(r"client_max_body_size (\d+)m;", conf))
+    assert (batch, state) == (Settings().max_body_bytes, Settings().max_state_bytes)
+    assert (value(conf, r"default (\d+);"), value(conf, r'state\$" (\d+);')) == (batch, state)
 
 
 def test_nginx_outwaits_the_longest_request_so_that_the_service_says_what_became_of_it(conf):

@@ -27,6 +27,8 @@ from acclimate_service.errors import Problem
 from acclimate_store import Bundle
 
 _LONGEST_HISTORY: Final = 2**53
+MAX_STATE_HEADER: Final = 100_000
+"""Bytes of the header of a state that comes from outside. Its JSON is parsed whole, whatever its length says."""
 
 
 class NewStates:
@@ -88,6 +90,10 @@ class NewStates:
 
     def _imported(self, configuration: str, data: bytes) -> ClientState:
         adapter = self._configurations.adapter(configuration)
+        length = int.from_bytes(data[:8], "little")
+        if length > MAX_STATE_HEADER:
+            detail = f"the header of the state has {length} bytes; accepted are {MAX_STATE_HEADER}"
+            raise Problem("invalid_state", detail)
         try:
             state = State.from_bytes(data)
             state.require(adapter.name, adapter.layout, self._bundle.model.content_hash)

@@ -3,115 +3,223 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import orjson
 from fastapi import Request
 from numpy.typing import NDArray
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.clients.requests import ClientRequest, Reply
-from acclimate_service.compute.labelling import Examples
+from acclimate_service.compute.process import available_cores, take_threads
 from acclimate_service.errors import Problem
 from acclimate_service.http.identity import client_scope, idempotency_key
-from acclimate_service.http.payload import PayloadLimits, check_tokens, decode, decode_labelled
+from acclimate_service.http.payload import PayloadLimits, complete, media_type
 from acclimate_service.service import Service
 from acclimate_service.state import fingerprint, random_rid
 
 T = TypeVar("T")
-_ARRAYS: Final = ("application/octet-stream", "application/x-npy")
+MAX_DECODING: Final = 64
+"""Bodies that may be decoded at the same time, in turns; further ones get 429."""
+_SLICE_S: Final = 0.01
+"""How long one body is decoded before the next one has its turn."""
 _ON_LOOP: Final = 256 * 1024
 """Bytes of an array that are read in a fraction of a millisecond; another thread would take longer to begin."""
+_PIECE: Final = 2**20
+"""Bytes of a body that are admitted, and of a state that are sent, at a time."""
+_ARRAYS: Final = ("application/octet-stream", "application/x-npy")
+_ENCODINGS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""Window bits by which zlib knows the form of the data."""
+_ONCE: Final = (
+    "content-encoding",
+    "content-type",
+    "idempotency-key",
+    "if-match",
+    "x-batch-number",
+    "x-labels",
+    "x-request-timeout-ms",
+    "x-tensor-dtype",
+    "x-tensor-layout",
+    "x-tensor-shape",
+)
+"""Headers that decide what a request means: one that is there twice means two things."""
 _TIMEOUT_MS: Final = re.compile(r"[0-9]{1,6}")
 _LONGEST_TIMEOUT_MS: Final = 600_000
+
+
+class Intake:
+    """What all requests share: the room for what they hold in memory, and the threads that decode their bodies.
+
+    Args:
+        service: what answers them.
+    """
+
+    def __init__(self, service: Service) -> None:
+        settings, manifest = service.settings, service.bundle.manifest
+        self.service = service
+        self.model = {"name": manifest.name, "version": manifest.version}
+        self.limits = PayloadLimits(max_images=settings.max_images, max_pixels=settings.max_pixels)
+        self.memory = DynamicThreshold(settings.max_held_bytes, "bytes")
+        self.decoding = DynamicThreshold(MAX_DECODING, "bodies to be decoded")
+        self.threads = ThreadPoolExecutor(available_cores(), "acclimate-decode", partial(take_threads, 1))
 
 
 class RequestContext:
     """One request to a client.
 
     Args:
-        service: what answers it.
+        intake: what all requests share.
         http: what came.
         client_id: of its path.
         keyed: whether an idempotency key matters, as it does to requests that change the client.
+        query: names of the parameters that it may have; None where others do no harm, since nothing is changed.
 
     Raises:
-        Problem: the id, the key or the deadline is refused. The body is not read before.
+        Problem: the id, the key, the deadline, a header or a parameter is refused. The body is not read before.
     """
 
-    def __init__(self, service: Service, http: Request, client_id: str, *, keyed: bool = True) -> None:
-        self._service = service
+    def __init__(
+        self,
+        intake: Intake,
+        http: Request,
+        client_id: str,
+        *,
+        keyed: bool = True,
+        query: tuple[str, ...] | None = (),
+    ) -> None:
+        self._intake = intake
+        self._service = intake.service
         self._http = http
-        self._deadline = _deadline(http, service.settings.request_timeout_ms)
-        self.client = client_scope(client_id, service.settings.tenant)
+        _check_headers(http)
+        if query is not None and http.scope["query_string"]:
+            _check_query(http, query)
+        self.content_type = http.headers.get("content-type", "")
+        self._deadline = _deadline(http, self._service.settings.request_timeout_ms)
+        self.client = client_scope(client_id, self._service.settings.tenant)
         self._key = idempotency_key(http.headers.get("idempotency-key")) if keyed else None
+        self._held = ExitStack()
 
-    @property
-    def media_type(self) -> str:
-        """The header Content-Type."""
-        return self._http.headers.get("content-type", "")
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count the request, and what it holds in memory, until the end of the block.
 
-    def request(self, *content: bytes | memoryview, number: int = 0) -> ClientRequest:
+        Raises:
+            Problem: `too_many_requests`.
+        """
+        with self._held, self._service.admission.batches.hold(self.client.client):
+            yield
+
+    def hold(self, nbytes: int) -> None:
+        """Count so many bytes more; raises as `admitted`."""
+        self._held.enter_context(self._intake.memory.hold(self.client.client, nbytes))
+
+    def hold_images(self, images: NDArray[Any]) -> None:
+        """Count images, unless they are a view of a body, which is counted; raises as `admitted`."""
+        if images.flags.owndata:
+            self.hold(images.nbytes)
+
+    async def body(self, limit: int) -> bytes:
+        """The body, refused as soon as it is known to be too large, too slow, or more than there is room for.
+
+        Args:
+            limit: bytes that it may have, before and after its Content-Encoding is undone.
+
+        Raises:
+            Problem: `body_too_large`, `deadline_exceeded`, `too_many_requests`, `unsupported_media_type`, or
+                `malformed_body` where it is not as it says it is encoded.
+        """
+        encoding = self._http.headers.get("content-encoding", "identity").strip(" \t").lower()
+        if encoding != "identity" and encoding not in _ENCODINGS:
+            accepted = ", ".join(("identity", *_ENCODINGS))
+            detail = f"Content-Encoding {encoding[:40]!r} is not accepted; send {accepted}"
+            raise Problem("unsupported_media_type", detail)
+        declared = self._http.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise _too_large(limit)
+        pieces, size, held = list[bytes](), 0, 0
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                async for piece in self._http.stream():
+                    size += len(piece)
+                    if size > limit:
+                        raise _too_large(limit)
+                    if size > held:  # the first piece as it is, further ones with what may follow
+                        more = max(size - held, _PIECE if held else 0)
+                        self.hold(more)
+                        held += more
+                    pieces.append(piece)
+        except TimeoutError:
+            raise Problem("deadline_exceeded", "the deadline passed before the body was here") from None
+        received = b"".join(pieces)
+        if encoding == "identity":
+            return received
+        inflated = await self.computed(partial(_inflate, received, _ENCODINGS[encoding], limit))
+        self.hold(len(inflated))
+        return inflated
+
+    async def computed(self, work: Callable[[], T]) -> T:
+        """What blocking work gives that reads a body in one piece; raises what it raises, and `too_many_requests`."""
+
+        def at_once() -> Generator[None, None, T]:
+            return work()
+            yield
+
+        return await self.decoded(at_once())
+
+    async def decoded(self, work: Generator[None, None, T], nbytes: int = _ON_LOOP + 1) -> T:
+        """What is decoded from a body, a slice at a time, so that bodies of many pictures hold up nobody else's.
+
+        Args:
+            work: blocking from one of its steps to the next.
+            nbytes: of the body, if it is a small array, which the event loop reads faster than any thread.
+
+        Raises:
+            Problem: `too_many_requests`; `deadline_exceeded`, once the deadline has passed or the caller has left.
+            PayloadError: what the work raises.
+        """
+        if nbytes <= _ON_LOOP and media_type(self.content_type) in _ARRAYS:
+            return complete(work)
+        loop = asyncio.get_running_loop()
+        with self._intake.decoding.hold(self.client.client):
+            while not (done := await loop.run_in_executor(self._intake.threads, _slice, work)):
+                if time.monotonic() >= self._deadline:
+                    raise Problem("deadline_exceeded", "the deadline passed before the body was decoded")
+                if await self._has_gone():
+                    raise Problem("deadline_exceeded", "the caller hung up before the body was decoded")
+        return done[0]
+
+    async def request(self, *content: bytes | memoryview, number: int = 0) -> ClientRequest:
         """The request as the service knows it.
 
         Args:
-            content: all that decides the result; a repeated key with other content is refused.
+            content: as bytes, all that decides the result; a repeated key with other content is refused.
             number: place of a batch in the client's stream, 0 for none.
         """
-        rid = random_rid() if self._key is None else self.client.rid(self._key)
+        if self._key is None:
+            rid = mark = random_rid()  # there are no repeats to be told from others
+        else:
+            rid = self.client.rid(self._key)
+            secret = self._service.settings.secret.encode()
+            small = max(map(len, content), default=0) <= _ON_LOOP
+            mark = fingerprint(secret, *content) if small else await asyncio.to_thread(fingerprint, secret, *content)
         return ClientRequest(
             client=self.client,
             rid=rid,
-            fingerprint=self._fingerprint(rid, content),
+            fingerprint=mark,
             deadline=self._deadline,
             gone=self._has_gone,
             keyed=self._key is not None,
             name=self._http.state.request_id,
             number=number,
         )
-
-    async def take(
-        self, limit: int, parse: Callable[[bytes], tuple[T, tuple[bytes | memoryview, ...]]]
-    ) -> tuple[ClientRequest, T]:
-        """Read the body.
-
-        Args:
-            limit: bytes that it may have.
-            parse: blocking; gives what the body means, and all that decides the result of the request. Runs in another
-                thread unless the body is a small array.
-
-        Raises:
-            Problem, PayloadError: the request is refused.
-        """
-        early = self.request()
-        body = await self._read(limit)
-
-        def read() -> tuple[T, str]:
-            content, parts = parse(body)
-            return content, self._fingerprint(early.rid, parts)
-
-        small = len(body) <= _ON_LOOP and self.media_type.lower().startswith(_ARRAYS)
-        content, mark = read() if small else await asyncio.to_thread(read)
-        return replace(early, fingerprint=mark), content
-
-    def images(self, body: bytes) -> NDArray[Any]:
-        """The images of a body, [B, C, H, W]; raises Problem and PayloadError. Blocking."""
-        check_tokens(body, self.media_type)
-        return decode(
-            body, self.media_type, self._http.headers, self._service.bundle.manifest.input, self._payload_limits()
-        )
-
-    def examples(self, body: bytes) -> tuple[Examples, tuple[bytes | memoryview, ...]]:
-        """The labelled images of a body, and all that tells them from others; raises as `images`. Blocking."""
-        check_tokens(body, self.media_type)
-        manifest = self._service.bundle.manifest
-        images, labels = decode_labelled(
-            body, self.media_type, self._http.headers, manifest.input, self._payload_limits(), manifest.classes
-        )
-        return Examples(images, labels), (kind_of(images), images.data.cast("B"), labels.tobytes())
 
     def reply(self, done: Reply) -> Response:
         """The reply to a request that changed the client, or might have."""
@@ -123,7 +231,7 @@ class RequestContext:
             "durability": self._service.store_facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
         }
-        head: dict[str, Any] = {"client_id": self.client.client, "model": model_of(self._service)}
+        head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id
             head["request_id"] = self._http.state.request_id
         tail: dict[str, Any] = {"state": state}
@@ -134,30 +242,10 @@ class RequestContext:
         body = b"{" + b",".join(filter(None, members)) + b"}"
         return Response(body, media_type="application/json")
 
-    def _fingerprint(self, rid: str, content: tuple[bytes | memoryview, ...]) -> str:
-        """What tells a repeat from another request under the same key; a random id has no repeats."""
-        return rid if self._key is None else fingerprint(self._service.settings.secret.encode(), *content)
-
-    def _payload_limits(self) -> PayloadLimits:
-        settings = self._service.settings
-        return PayloadLimits(max_images=settings.max_images, max_pixels=settings.max_pixels)
-
-    async def _read(self, limit: int) -> bytes:
-        """The body, refused as soon as it is known to be too large or too slow."""
-        declared = self._http.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > limit:
-            raise _too_large(limit)
-        pieces, size = list[bytes](), 0
-        try:
-            async with asyncio.timeout(self._deadline - time.monotonic()):
-                async for piece in self._http.stream():
-                    size += len(piece)
-                    if size > limit:
-                        raise _too_large(limit)
-                    pieces.append(piece)
-        except TimeoutError:
-            raise Problem("deadline_exceeded", "the deadline passed before the body was here") from None
-        return b"".join(pieces)
+    def reply_bytes(self, data: bytes, headers: Mapping[str, str]) -> Response:
+        """A reply of bytes, which are counted until they were sent; raises as `admitted`."""
+        self.hold(len(data))
+        return _HeldReply(data, headers, self._held.pop_all())
 
     async def _has_gone(self) -> bool:
         """Whether the caller has hung up since the body was read.
@@ -174,20 +262,78 @@ class RequestContext:
         return False
 
 
+class _HeldReply(Response):
+    """Bytes that are sent in pieces, each once the peer has taken the one before, and then no longer counted."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, data: bytes, headers: Mapping[str, str], held: ExitStack) -> None:
+        super().__init__(headers={**headers, "Content-Length": str(len(data))})
+        self._data = memoryview(data)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(self._data), _PIECE):
+                piece = self._data[start : start + _PIECE]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
 def json(body: Mapping[str, Any], status: int = 200) -> Response:
     """A JSON reply."""
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
-def model_of(service: Service) -> dict[str, str]:
-    """The model that is served, as replies name it."""
-    manifest = service.bundle.manifest
-    return {"name": manifest.name, "version": manifest.version}
-
-
 def kind_of(images: NDArray[Any]) -> bytes:
     """What tells images from others of the same bytes."""
     return f"{images.shape} {images.dtype}".encode()
+
+
+def _slice(work: Generator[None, None, T]) -> tuple[T] | None:
+    """Go on with the work for a while; its result, if it was finished."""
+    end = time.perf_counter() + _SLICE_S
+    try:
+        while time.perf_counter() < end:
+            next(work)
+    except StopIteration as done:
+        return (done.value,)
+    return None
+
+
+def _inflate(data: bytes, window: int, limit: int) -> bytes:
+    """Undo a Content-Encoding.
+
+    Raises:
+        Problem: `body_too_large`, or `malformed_body`.
+    """
+    inflater = zlib.decompressobj(window)
+    try:
+        inflated = inflater.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise Problem("malformed_body", f"the body is not encoded as its Content-Encoding says: {error}") from error
+    if len(inflated) > limit:
+        raise _too_large(limit)
+    if not inflater.eof or inflater.unused_data:
+        raise Problem("malformed_body", "the body is not one whole stream of its Content-Encoding")
+    return inflated
+
+
+def _check_headers(http: Request) -> None:
+    for name in _ONCE:
+        if len(http.headers.getlist(name)) > 1:
+            raise Problem("invalid_request", f"the header {name.title()} is there more than once")
+
+
+def _check_query(http: Request, accepted: tuple[str, ...]) -> None:
+    names = [name for name, _ in http.query_params.multi_items()]
+    for name in names:
+        if name not in accepted:
+            known = ", ".join(accepted) or "none"
+            raise Problem("invalid_request", f"there is no parameter {name[:40]!r} here; accepted are: {known}")
+        if names.count(name) > 1:
+            raise Problem("invalid_request", f"the parameter {name!r} is there more than once")
 
 
 def _deadline(http: Request, longest: int) -> float:

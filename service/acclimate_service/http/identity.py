@@ -22,9 +22,14 @@ def client_scope(text: str, tenant: str) -> ClientScope:
         raise Problem("invalid_client_id", str(error)) from error
 
 
-def request_id(text: str | None) -> str:
-    """The caller's request id when it is a sound one, else a new one."""
-    return text if text is not None and _REQUEST.fullmatch(text) else uuid.uuid4().hex
+def new_request_id() -> str:
+    """An id that no other request has; labels name rows by it."""
+    return uuid.uuid4().hex
+
+
+def caller_request_id(text: str | None) -> str | None:
+    """The id that the caller gave its request, for logs, if it is a sound one; many requests may have the same."""
+    return text if text is not None and _REQUEST.fullmatch(text) else None
 
 
 def idempotency_key(text: str | None) -> str | None:

@@ -1,19 +1,26 @@
-"""What happens to every request: a request id, its time and outcome counted, and an answer even when it fails."""
+"""What happens to every request: an id, its time and outcome counted, an answer even when it fails; pages kept out."""
 
+import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from acclimate_service.errors import Problem
 from acclimate_service.http import problems
-from acclimate_service.http.identity import request_id
+from acclimate_service.http.identity import caller_request_id, new_request_id
 from acclimate_service.metrics import Metrics
 
 
 class RequestMiddleware:
-    """Pure ASGI, so that the handlers below still see when a caller disconnects."""
+    """Pure ASGI, so that the handlers below still see when a caller disconnects.
+
+    HEAD is answered as GET is; the server leaves out the body.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, draining: Callable[[], bool]) -> None:
         """While `draining`, every reply ends its connection, so that balancers do not send into one that is closed."""
@@ -25,8 +32,11 @@ class RequestMiddleware:
         """Answer one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        identity = request_id(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = identity
+        identity = new_request_id()
+        caller = caller_request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {}).update(request_id=identity, caller_request_id=caller)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         status: int | None = None
         began = time.perf_counter()
 
@@ -34,8 +44,11 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": list(message.get("headers", ()))}  # a reply may be sent many times
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = identity
+                if caller is not None:
+                    headers["X-Caller-Request-Id"] = caller
                 if self._draining():
                     headers["Connection"] = "close"
             await send(message)
@@ -51,3 +64,88 @@ class RequestMiddleware:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.requests.labels(route, str(status or 500)).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
+
+
+class SiteMiddleware:
+    """Refuses what web pages of other sites have browsers send, and names that are not the service's own.
+
+    A page can have its visitor's browser post forms and text to any address, and read the answers of a name that it
+    makes point there (DNS rebinding). Callers that are no browsers send neither Origin nor Sec-Fetch-Site.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str], origins: Sequence[str]) -> None:
+        """Guard the application.
+
+        Args:
+            app: what answers.
+            hosts: names that are answered, `*.example` with all below `example`, `*` for any; empty: names of the
+                machine itself.
+            origins: whose pages may use the service; `*` for all.
+        """
+        self._app = app
+        self._hosts = tuple(host.lower() for host in hosts)
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            if ("origin" in headers or "sec-fetch-site" in headers) and "*" not in self._origins:
+                self._check_site(headers, scope["method"])
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
+            raise Problem("malformed_request", "the header Host is there more than once")
+        if hosts and not _answers(self._hosts, hosts[0]):
+            detail = f"this service does not answer as {hosts[0][:80]!r}; ACCLIMATE_ALLOWED_HOSTS names its hosts"
+            raise Problem("host_not_allowed", detail)
+
+    def _check_site(self, headers: Headers, method: str) -> None:
+        origins = headers.getlist("origin")
+        foreign = [origin for origin in origins if not self._allows(origin, headers.get("host", ""))]
+        linked = method == "GET" and headers.get("sec-fetch-mode") == "navigate"  # a page that somebody opens
+        if foreign or (headers.get("sec-fetch-site") == "cross-site" and not origins and not linked):
+            site = repr(foreign[0][:80]) if foreign else "another site"
+            detail = f"web pages of {site} may not use this service; ACCLIMATE_CORS_ORIGINS names those that may"
+            raise Problem("origin_not_allowed", detail)
+
+    def _allows(self, origin: str, host: str) -> bool:
+        if origin in self._origins:
+            return True
+        scheme, _, place = origin.lower().partition("://")
+        port = {"http": ":80", "https": ":443"}.get(scheme)
+        return port is not None and place.removesuffix(port) == host.lower().removesuffix(port) != ""
+
+
+@lru_cache(maxsize=256)
+def _answers(hosts: tuple[str, ...], host: str) -> bool:
+    """Whether a Host header names one of these hosts."""
+    name = _name(host)
+    if not hosts:
+        return _is_loopback(name)
+    return any(each in ("*", name) or (each.startswith("*.") and name.endswith(each[1:])) for each in hosts)
+
+
+def _name(host: str) -> str:
+    """The name or address of a Host header, without its port; empty if it has none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def hosts_of(names: Sequence[str], address: str) -> Sequence[str]:
+    """Which hosts are answered, given the setting and the address that the service listens on."""
+    return names or (() if _is_loopback(address) else ("*",))

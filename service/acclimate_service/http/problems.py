@@ -167,11 +167,12 @@ def install(app: FastAPI) -> None:
 async def answer(request: Request, error: Exception) -> Response:
     """The reply to an error; the log keeps what callers are not told."""
     problem = problem_of(request, error)
-    identity = request.state.request_id
+    identity, caller = request.state.request_id, request.state.caller_request_id
+    named = identity if caller is None else f"{identity} (of its caller {caller})"
     if problem.code in ("internal", "step_failed"):
-        _log.error("request %s failed", identity, exc_info=error)
+        _log.error("request %s failed", named, exc_info=error)
     elif isinstance(error, StateError) and STATUS[problem.code] >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.warning("request %s: %s", identity, error)
+        _log.warning("request %s: %s", named, error)
     return reply(problem, identity)
 
 
@@ -249,4 +250,5 @@ def _of_framework(request: Request, error: HTTPException) -> Problem:
 def _allowed(request: Request) -> str:
     """Methods of all routes of this path; the framework names those of the first alone."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))
+    methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))

@@ -220,7 +220,8 @@ class Http1(HttpToolsProtocol):
     def _watch_head(self) -> None:
         """Have the clock run while the peer owes a head, or the rest of a body that nobody reads."""
         if self._busy:
-            self._stop_head_timer()
+            if self._head_timer is not None:
+                self._stop_head_timer()
         elif self._head_timer is None and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
 

@@ -208,9 +208,10 @@ def test_an_adapter_that_the_model_lacks_something_for_is_422(replica, assert_pr
 
 
 def test_other_bodies_are_refused(every, assert_problem):
-    assert_problem(every.http.put("/clients/x", content=b"{"), 400, "malformed_body")
-    assert_problem(every.http.put("/clients/x", content=b" " * 70_000), 413, "body_too_large")
-    assert_problem(every.http.put("/clients/x", content=b"\xff"), 400, "malformed_body")
+    kind = {"Content-Type": "application/json"}
+    assert_problem(every.http.put("/clients/x", content=b"{", headers=kind), 400, "malformed_body")
+    assert_problem(every.http.put("/clients/x", content=b" " * 70_000, headers=kind), 413, "body_too_large")
+    assert_problem(every.http.put("/clients/x", content=b"\xff", headers=kind), 400, "malformed_body")
 
 
 def test_many_configurations_do_not_grow_the_memory(every, sdk):

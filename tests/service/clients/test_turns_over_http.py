@@ -22,7 +22,7 @@ def caller_of(replica, images, key=""):
         body = images.tobytes()
         lines = (
             "POST /clients/cam/predict HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             "Content-Type: application/octet-stream",
             "X-Tensor-Shape: 1,28,28",
             f"Content-Length: {len(body)}",

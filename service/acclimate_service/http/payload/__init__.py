@@ -1,77 +1,125 @@
-"""Request bodies to the canonical batch of images."""
+"""Request bodies to the canonical batch of images.
 
-from collections.abc import Mapping, Sequence
+Decoding is a generator of steps, so that bodies of many pictures can take turns and be given up between two of them.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeVar
 
 from acclimate_store import InputSpec
 
 from .arrays import Batch, decode_npy, decode_raw
-from .documents import (
-    Labels,
-    check_tokens,
-    decode_document,
-    decode_json,
-    parse_document,
-    parse_labels,
-    read_labels,
-)
+from .documents import Json, Labels, check_document, decode_document, load_json, parse_labels, read_labels
 from .forms import read_form
 from .images import decode_images
 from .limits import PayloadCode, PayloadError, PayloadLimits
+from .media import MEDIA_TYPES, media_type, unsupported
 
 __all__ = [
     "MEDIA_TYPES",
     "Batch",
+    "Json",
     "Labels",
     "PayloadCode",
     "PayloadError",
     "PayloadLimits",
-    "check_tokens",
+    "complete",
     "decode",
     "decode_labelled",
+    "decoding",
+    "decoding_labelled",
+    "decoding_labelled_document",
+    "load_json",
+    "media_type",
+    "unsupported",
 ]
-
-MEDIA_TYPES = (
-    "application/json",
-    "multipart/form-data",
-    "image/png",
-    "image/jpeg",
-    "application/x-npy",
-    "application/octet-stream",
-)
+T = TypeVar("T")
 
 
-def decode(body: bytes, content_type: str, headers: Mapping[str, str], spec: InputSpec, limits: PayloadLimits) -> Batch:
-    """Decode one request body. Pure and blocking: meant for a worker thread.
+def decoding(
+    body: bytes, content_type: str, headers: Mapping[str, str], spec: InputSpec, limits: PayloadLimits
+) -> Generator[None, None, Batch]:
+    """Decode one request body, a picture at each step. Pure and blocking: meant for a worker thread.
 
     Args:
         body: the whole body, already bounded in size.
-        content_type: the Content-Type header; `MEDIA_TYPES` are accepted. The two image types are synonyms.
+        content_type: the Content-Type header; `MEDIA_TYPES` are accepted. The image types are synonyms.
         headers: the request headers, of which `X-Tensor-Shape`, `-Layout` and `-Dtype` are read, in any case.
         spec: the model's input.
         limits: what the body may expand to.
 
     Returns:
-        [B, C, H, W], B >= 1, before normalisation: uint8 in 0..255 or float32 in 0..1 (+- 1e-3), C-contiguous,
-        writable and independent of `body`.
+        [B, C, H, W], B >= 1, before normalisation: uint8 in 0..255 or float32 in 0..1 (+- 1e-3), C-contiguous;
+        perhaps a view of `body`, and not to be written to.
 
     Raises:
         PayloadError: for every body that is refused, and nothing else.
     """
     named = {name.lower(): value for name, value in headers.items()}
-    match _media_type(content_type):
+    match media_type(content_type):
         case "application/json":
-            return decode_json(body, spec, limits)
+            return (yield from decode_document(check_document(load_json(body)), spec, limits))
         case "multipart/form-data":
-            return decode_images(read_form(body, content_type, limits).files, spec, limits)
-        case "image/png" | "image/jpeg":
-            return decode_images([body], spec, limits)
+            return (yield from decode_images(read_form(body, content_type, limits).files, spec, limits))
         case "application/x-npy":
             return decode_npy(body, named, spec, limits)
         case "application/octet-stream":
             return decode_raw(body, named, spec, limits)
+        case kind if kind in MEDIA_TYPES:
+            return (yield from decode_images([body], spec, limits))
         case _:
-            detail = f"Content-Type {content_type[:60]!r} is not accepted; send {', '.join(MEDIA_TYPES)}"
-            raise PayloadError("unsupported_media_type", detail)
+            raise unsupported(content_type, MEDIA_TYPES)
+
+
+def decoding_labelled(
+    body: bytes,
+    content_type: str,
+    headers: Mapping[str, str],
+    spec: InputSpec,
+    limits: PayloadLimits,
+    classes: Sequence[str],
+) -> Generator[None, None, tuple[Batch, Labels]]:
+    """Decode a request body of images and their labels, a picture at each step, as `decoding` does.
+
+    The labels are a JSON list with a class index or a class name for every image: the member `labels` of a JSON body,
+    the part `labels` of a form, and the header `X-Labels` of all other bodies.
+
+    Args:
+        body, content_type, headers, spec, limits: as `decoding`.
+        classes: names of the classes.
+
+    Returns:
+        The images as `decoding`, and int64 [B] in 0..K-1.
+
+    Raises:
+        PayloadError: `invalid_labels`, and what `decoding` raises.
+    """
+    match media_type(content_type):
+        case "application/json":
+            return (yield from decoding_labelled_document(load_json(body), spec, limits, classes))
+        case "multipart/form-data":
+            form = read_form(body, content_type, limits, "labels")
+            labels = parse_labels(form.field, limits)
+            images: Batch = yield from decode_images(form.files, spec, limits)
+        case _:
+            labels = parse_labels({name.lower(): value for name, value in headers.items()}.get("x-labels"), limits)
+            images = yield from decoding(body, content_type, headers, spec, limits)
+    return images, read_labels(labels, classes, len(images))
+
+
+def decoding_labelled_document(
+    document: Json, spec: InputSpec, limits: PayloadLimits, classes: Sequence[str]
+) -> Generator[None, None, tuple[Batch, Labels]]:
+    """Decode a JSON body that `load_json` has read, as `decoding_labelled` does."""
+    members = check_document(document, "labels")
+    labels = members.pop("labels", None)
+    images = yield from decode_document(members, spec, limits)
+    return images, read_labels(labels, classes, len(images))
+
+
+def decode(body: bytes, content_type: str, headers: Mapping[str, str], spec: InputSpec, limits: PayloadLimits) -> Batch:
+    """Decode one request body at once; see `decoding`."""
+    return complete(decoding(body, content_type, headers, spec, limits))
 
 
 def decode_labelled(
@@ -82,35 +130,15 @@ def decode_labelled(
     limits: PayloadLimits,
     classes: Sequence[str],
 ) -> tuple[Batch, Labels]:
-    """Decode a request body of images and their labels. Pure and blocking: meant for a worker thread.
-
-    The labels are a JSON list with a class index or a class name for every image: the member `labels` of a JSON body,
-    the part `labels` of a form, and the header `X-Labels` of all other bodies.
-
-    Args:
-        body, content_type, headers, spec, limits: as `decode`.
-        classes: names of the classes.
-
-    Returns:
-        The images as `decode`, and int64 [B] in 0..K-1.
-
-    Raises:
-        PayloadError: `invalid_labels`, and what `decode` raises.
-    """
-    match _media_type(content_type):
-        case "application/json":
-            document = parse_document(body, "labels")
-            labels = document.pop("labels", None)
-            images = decode_document(document, spec, limits)
-        case "multipart/form-data":
-            form = read_form(body, content_type, limits, "labels")
-            labels = parse_labels(form.field)
-            images = decode_images(form.files, spec, limits)
-        case _:
-            labels = parse_labels({name.lower(): value for name, value in headers.items()}.get("x-labels"))
-            images = decode(body, content_type, headers, spec, limits)
-    return images, read_labels(labels, classes, len(images))
+    """Decode a request body of images and their labels at once; see `decoding_labelled`."""
+    return complete(decoding_labelled(body, content_type, headers, spec, limits, classes))
 
 
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
+def complete(steps: Generator[None, None, T]) -> T:
+    """What steps of decoding come to, all at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result

@@ -1,9 +1,10 @@
 """JSON: bodies of nested number lists or of image files in base64, and the labels of images."""
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Generator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
@@ -15,28 +16,54 @@ from .arrays import LAYOUTS, Batch, Claim, canonical
 from .images import decode_images
 from .limits import PayloadError, PayloadLimits
 
+Json: TypeAlias = Any
+"""What a JSON text may stand for."""
 Labels = NDArray[np.int64]
 
-_MAX_TOKENS: Final = 1_000_000
-"""Numbers and lists in a JSON body. Its parser holds the GIL: ten million lists stop everything for 8 s."""
+MAX_JSON_TOKENS: Final = 1_000_000
+"""Values in a JSON text. Its parser holds the GIL: ten million lists stop everything for 8 s."""
 _FIELDS = ("images", "layout", "dtype")
 _DTYPES = ("uint8", "float32")
 
 
-def check_tokens(body: bytes, media_type: str) -> None:
-    """Refuse JSON that would take too long to parse, by two quick scans; base64 has neither character."""
-    if media_type.lower().startswith("application/json") and body.count(b",") + body.count(b"[") > _MAX_TOKENS:
-        detail = f"a JSON body may hold {_MAX_TOKENS} numbers and lists; send application/x-npy or base64 images"
+def load_json(data: bytes | str) -> Json:
+    """Parse JSON, which may begin with a byte order mark. No other way leads to a parser.
+
+    Raises:
+        PayloadError: `malformed_body` for what is not JSON, `body_too_large` for what would take too long to parse,
+            `invalid_request` for an object that has a member twice.
+    """
+    content = data.encode() if isinstance(data, str) else data.removeprefix(b"\xef\xbb\xbf")
+    # Each value but the first of a list or object comes after a comma. Base64 has none of the three.
+    if content.count(b",") + content.count(b"[") + content.count(b"{") > MAX_JSON_TOKENS:
+        detail = f"a JSON body may hold {MAX_JSON_TOKENS} numbers and lists; send application/x-npy or base64 images"
         raise PayloadError("body_too_large", detail)
+    try:
+        document = orjson.loads(content)
+        if content.count(b":") != _members(document):  # in a text, or of a member that another one has replaced
+            json.loads(content, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError("malformed_body", f"the body is not valid JSON: {error}") from error
+    return document
 
 
-def decode_json(body: bytes, spec: InputSpec, limits: PayloadLimits) -> Batch:
-    """Read `{"images": [...], "layout"?: ..., "dtype"?: ...}`; raises as `decode_document`."""
-    return decode_document(parse_document(body), spec, limits)
+def _members(value: Json) -> int:
+    """Members of all objects, but for those in lists that begin with anything else."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(_members, value.values()))
+    return sum(map(_members, value)) if isinstance(value, list) and value and isinstance(value[0], dict) else 0
 
 
-def decode_document(document: dict[str, Any], spec: InputSpec, limits: PayloadLimits) -> Batch:
-    """Read what `parse_document` gave.
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(members)
+    if len(names) < len(members):
+        twice = next(name for name, _ in members if sum(name == other for other, _ in members) > 1)
+        raise PayloadError("invalid_request", f"the member {twice[:40]!r} is there more than once in an object")
+    return names
+
+
+def decode_document(document: dict[str, Any], spec: InputSpec, limits: PayloadLimits) -> Generator[None, None, Batch]:
+    """Read `{"images": [...], "layout"?: ..., "dtype"?: ...}`, as `check_document` gave it, a picture at each step.
 
     Numbers are uint8 when all are integers and float32 when any is not, unless `dtype` says otherwise. Integers of
     which the largest is 1 could be either, so they need `dtype`.
@@ -49,7 +76,7 @@ def decode_document(document: dict[str, Any], spec: InputSpec, limits: PayloadLi
     limits.check_count(len(images))
     kinds = set(map(type, images))
     if kinds == {str}:
-        return _decode_base64(document, spec, limits)
+        return (yield from _decode_base64(document, spec, limits))
     if str in kinds:
         raise PayloadError("invalid_request", "images mixes base64 strings with numbers; send one or the other")
     shape, numbers = _flatten(images)
@@ -57,16 +84,12 @@ def decode_document(document: dict[str, Any], spec: InputSpec, limits: PayloadLi
     return canonical(Claim(elements, shape, document.get("layout")), spec, limits)
 
 
-def parse_document(body: bytes, *further: str) -> dict[str, Any]:
+def check_document(document: Json, *further: str) -> dict[str, Any]:
     """The members of a JSON body, whose names are `images`, `layout`, `dtype` and the `further` ones.
 
     Raises:
-        PayloadError: `malformed_body` for what is not JSON, `invalid_request` for other members.
+        PayloadError: `invalid_request`, also for other members; `wrong_dtype`.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise PayloadError("malformed_body", f"the body is not valid JSON: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("images"), list):
         raise PayloadError("invalid_request", 'the body must be an object with a list: {"images": [...]}')
     known = (*_FIELDS, *further)
@@ -85,11 +108,11 @@ def _check_choice(document: dict[str, Any], field: str, accepted: tuple[str, ...
         raise PayloadError("wrong_dtype" if field == "dtype" else "invalid_request", detail)
 
 
-def _decode_base64(document: dict[str, Any], spec: InputSpec, limits: PayloadLimits) -> Batch:
+def _decode_base64(document: dict[str, Any], spec: InputSpec, limits: PayloadLimits) -> Generator[None, None, Batch]:
     if len(document) > 1:
         raise PayloadError("invalid_request", "layout and dtype describe numbers; leave them out for base64 images")
     files = [_from_base64(text, index) for index, text in enumerate(document["images"])]
-    return decode_images(files, spec, limits)
+    return (yield from decode_images(files, spec, limits))
 
 
 def _from_base64(text: str, index: int) -> bytes:
@@ -140,16 +163,19 @@ def _to_uint8(numbers: list[int], dtype: str | None) -> NDArray[np.uint8]:
     return np.array(numbers, dtype=np.uint8)
 
 
-def parse_labels(text: str | bytes | None) -> object:
+def parse_labels(text: str | bytes | None, limits: PayloadLimits) -> Json:
     """What a header or a form part holds, which is JSON; None when it is not there.
 
     Raises:
         PayloadError: `invalid_labels`.
     """
+    if text is None:
+        return None
+    limits.check_labels(len(text))
     try:
-        return None if text is None else orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        detail = f'the labels are not valid JSON ({error}); send a list such as [0, 3, "Coat"]'
+        return load_json(text)
+    except PayloadError as error:
+        detail = f'the labels are not valid JSON ({error.detail}); send a list such as [0, 3, "Coat"]'
         raise PayloadError("invalid_labels", detail) from error
 
 

@@ -1,4 +1,4 @@
-"""Multipart forms: the files they carry, in order, and one field beside them."""
+"""Multipart forms: the files they carry, in order, and one field of labels beside them."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ def read_form(body: bytes, content_type: str, limits: PayloadLimits, field: str 
 
     Raises:
         PayloadError: `malformed_body`, `too_many_images`, `invalid_request` for a part that is neither a file nor the
-            one named `field`.
+            one named `field`, `invalid_labels` for one so named that has more bytes than labels have.
     """
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     boundary = options.get(b"boundary")
@@ -61,7 +61,7 @@ class _Collector:
                 "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
                 "on_header_end": self._end_header,
                 "on_headers_finished": self._check_kind,
-                "on_part_data": lambda data, start, end: self._content.extend(data[start:end]),
+                "on_part_data": self._add,
                 "on_part_end": self._end_part,
                 "on_end": self._end,
             },
@@ -90,6 +90,11 @@ class _Collector:
             detail = f"form field {shown!r} is not a file; send image files only, each part with a filename"
             raise PayloadError("invalid_request", detail)
         self._limits.check_count(len(self.files) + 1)
+
+    def _add(self, data: bytes, start: int, end: int) -> None:
+        self._content.extend(data[start:end])
+        if self._is_field:
+            self._limits.check_labels(len(self._content))
 
     def _end_part(self) -> None:
         if self._is_field:

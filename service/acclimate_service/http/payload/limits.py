@@ -1,7 +1,7 @@
 """How much one request may ask for, whatever its encoding, and the one exception of this package."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 PayloadCode = Literal[
     "ambiguous_dtype",
@@ -37,6 +37,9 @@ class PayloadError(Exception):
         return f"{self.code}: {self.detail}"
 
 
+_LABEL_BYTES: Final = 256
+
+
 @dataclass(frozen=True, slots=True)
 class PayloadLimits:
     """Bounds on what a small body may expand to.
@@ -65,6 +68,16 @@ class PayloadLimits:
             raise PayloadError("empty_batch", f"the batch has no images; send 1 to {self.max_images}")
         if images > self.max_images:
             raise PayloadError("too_many_images", f"the batch has {images} images; send at most {self.max_images}")
+
+    def check_labels(self, nbytes: int) -> None:
+        """Refuse labels that take more bytes than those of a full batch would.
+
+        Raises:
+            PayloadError: `invalid_labels`.
+        """
+        if nbytes > _LABEL_BYTES * self.max_images:
+            detail = f"the labels take more than {_LABEL_BYTES * self.max_images} bytes; send one for each image"
+            raise PayloadError("invalid_labels", detail)
 
     def check_pixels(self, pixels: list[int]) -> None:
         """Refuse encoded images, given the pixels of each, that are too large alone or together.

@@ -7,18 +7,18 @@ from starlette.responses import Response
 
 from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
-from acclimate_service.http.context import json, model_of
-from acclimate_service.service import Service
+from acclimate_service.http.context import Intake, json
 from acclimate_store import Bundle
 
 
-def add_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs."""
+    service = intake.service
     offered = available_adapters(service.bundle.model)
     model_list = json({"models": [_describe_model(service.bundle, offered)]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
-        {"model": model_of(service), "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
+        {"model": intake.model, "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
     )
 
     async def models() -> Response:

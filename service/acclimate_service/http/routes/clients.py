@@ -1,8 +1,8 @@
 """Clients: look at one, choose its adapter, export and import its state, reset it, remove it."""
 
+from functools import partial
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -10,9 +10,9 @@ from acclimate_adapters import ConfigurationError, create
 from acclimate_service.clients.requests import Precondition, etag
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import RequestContext, json, model_of
+from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.identity import client_scope
-from acclimate_service.service import Service
+from acclimate_service.http.payload import load_json, media_type, unsupported
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
 _STATE_TYPE = "application/octet-stream"
@@ -34,8 +34,9 @@ _CONFIGURATION_DOC = {
 }
 
 
-def add_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of a client."""
+    service = intake.service
 
     async def describe(client_id: str) -> Response:
         """Adapter of a client, and version, size and place of its state."""
@@ -45,48 +46,51 @@ def add_routes(router: APIRouter, service: Service) -> None:
         guard = await service.feedback.of_client(client, described.configuration)
         body = {
             "client_id": client_id,
-            "model": model_of(service),
+            "model": intake.model,
             **service.configurations.describe(described.configuration),
         }
         return json({**body, "state": state, "guard": guard})
 
     async def configure(request: Request, client_id: str) -> Response:
-        """Choose the client's adapter, which begins again unless it is the one that the client has."""
-        context = RequestContext(service, request, client_id)
-
-        def parse(body: bytes) -> tuple[str, tuple[bytes, ...]]:
-            configuration = _read_configuration(body)
-            return configuration, (b"configure", configuration.encode())
-
-        wanted, configuration = await context.take(_LONGEST_CONFIGURATION, parse)
-        return context.reply(await service.clients.configure(wanted, configuration))
+        """Choose the client's adapter, which restarts unless it is the one that the client has."""
+        context = RequestContext(intake, request, client_id)
+        if media_type(context.content_type) != "application/json":
+            raise unsupported(context.content_type, ("application/json",))
+        with context.admitted():
+            body = await context.body(_LONGEST_CONFIGURATION)
+            configuration = await context.computed(partial(_read_configuration, body))
+            wanted = await context.request(b"configure", configuration.encode())
+            return context.reply(await service.clients.configure(wanted, configuration))
 
     async def reset(request: Request, client_id: str) -> Response:
         """Take a client back to the global model."""
-        context = RequestContext(service, request, client_id)
-        return context.reply(await service.clients.reset(context.request(b"reset")))
+        context = RequestContext(intake, request, client_id)
+        with context.admitted():
+            return context.reply(await service.clients.reset(await context.request(b"reset")))
 
     async def delete(request: Request, client_id: str) -> Response:
         """Remove a client and all that was learned for it."""
-        context = RequestContext(service, request, client_id, keyed=False)
-        await service.clients.delete(context.request(b"delete"))
-        return Response(status_code=204)
+        context = RequestContext(intake, request, client_id, keyed=False)
+        with context.admitted():
+            await service.clients.delete(await context.request(b"delete"))
+            return Response(status_code=204)
 
     async def export_state(request: Request, client_id: str) -> Response:
         """The client's state as safetensors; the ETag is its version."""
-        context = RequestContext(service, request, client_id, keyed=False)
-        state = await service.clients.export_state(context.request(b"export"))
-        return Response(state.data, headers={"ETag": etag(state.version)}, media_type=_STATE_TYPE)
+        context = RequestContext(intake, request, client_id, keyed=False, query=None)
+        with context.admitted():
+            state = await service.clients.export_state(await context.request(b"export"))
+            return context.reply_bytes(state.data, {"ETag": etag(state.version)})
 
     async def import_state(request: Request, client_id: str) -> Response:
         """Let the client go on from an exported state; `If-Match` names the version that may be replaced."""
-        if request.headers.get("content-type", _STATE_TYPE).partition(";")[0].strip().lower() != _STATE_TYPE:
-            raise Problem("unsupported_media_type", f"a state is sent as {_STATE_TYPE}")
+        context = RequestContext(intake, request, client_id)
+        if context.content_type and media_type(context.content_type) != _STATE_TYPE:
+            raise unsupported(context.content_type, (_STATE_TYPE,))
         precondition = Precondition.parse(request.headers.get("if-match"))
-        context = RequestContext(service, request, client_id)
-        with service.admission.batches.hold(client_id):
-            limit = service.settings.max_state_bytes
-            wanted, data = await context.take(limit, lambda body: (body, (b"import", body)))
+        with context.admitted():
+            data = await context.body(service.settings.max_state_bytes)
+            wanted = await context.request(b"import", data)
             return context.reply(await service.clients.import_state(wanted, data, precondition))
 
     path = "/clients/{client_id}"
@@ -102,13 +106,10 @@ def _read_configuration(body: bytes) -> str:
     """The configuration that a body asks for, once the adapter takes it.
 
     Raises:
-        Problem: `malformed_body`, or `invalid_configuration` with what is accepted.
+        PayloadError: as `load_json`.
+        Problem: `invalid_configuration` with what is accepted.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Problem("malformed_body", f"the body is not valid JSON: {error}") from error
-    adapter, hyperparameters = _members(document)
+    adapter, hyperparameters = _members(load_json(body))
     try:
         create(adapter, **hyperparameters)
     except ConfigurationError as error:

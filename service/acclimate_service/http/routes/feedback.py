@@ -1,6 +1,7 @@
 """True labels in; what they show of the adapters out."""
 
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
@@ -9,9 +10,15 @@ from starlette.responses import Response
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.guard.record import Label
-from acclimate_service.http.context import RequestContext, json, model_of
-from acclimate_service.http.payload import MEDIA_TYPES, check_tokens
-from acclimate_service.service import Service
+from acclimate_service.http.context import Intake, RequestContext, json, kind_of
+from acclimate_service.http.payload import (
+    MEDIA_TYPES,
+    Json,
+    decoding_labelled,
+    decoding_labelled_document,
+    load_json,
+    media_type,
+)
 
 _MOST_ROWS = 10_000
 _LONGEST_BODY = 4 * 2**20
@@ -39,59 +46,51 @@ _SCHEMA = {
 }
 _IMAGES: dict[str, Any] = {media_type: {} for media_type in MEDIA_TYPES}
 _DOC = {"requestBody": {"required": True, "content": {**_IMAGES, "application/json": {"schema": _SCHEMA}}}}
-Told: TypeAlias = list[Label] | Examples
 
 
-def add_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of the guard."""
+    service, manifest = intake.service, intake.service.bundle.manifest
     limit = max(service.settings.max_body_bytes, _LONGEST_BODY)
-    classes = service.bundle.manifest.classes
 
     async def feedback(request: Request, client_id: str) -> Response:
         """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
-
-        context = RequestContext(service, request, client_id)
-
-        def parse(body: bytes) -> tuple[Told, tuple[bytes | memoryview, ...]]:
-            if _has_images(body, context.media_type):
-                examples, parts = context.examples(body)
-                return examples, (b"examples", *parts)
-            check_tokens(body, context.media_type)
-            labels = _read(body, classes)
-            mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
-            return labels, (b"feedback", mark)
-
-        with service.admission.batches.hold(client_id):
-            wanted, told = await context.take(limit, parse)
-            return context.reply(await service.tell(wanted, told))
+        context = RequestContext(intake, request, client_id)
+        with context.admitted():
+            body = await context.body(limit)
+            if media_type(context.content_type) == "application/json":
+                document = await context.computed(partial(load_json, body))
+                if not isinstance(document, dict) or "rows" in document or "images" not in document:
+                    labels = await context.computed(partial(_read, document, manifest.classes))
+                    mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
+                    return context.reply(await service.tell(await context.request(b"feedback", mark), labels))
+                work = decoding_labelled_document(document, manifest.input, intake.limits, manifest.classes)
+            else:
+                work = decoding_labelled(
+                    body, context.content_type, request.headers, manifest.input, intake.limits, manifest.classes
+                )
+            images, classes = await context.decoded(work, len(body))
+            context.hold_images(images)
+            wanted = await context.request(b"examples", kind_of(images), images.data.cast("B"), classes.tobytes())
+            return context.reply(await service.tell(wanted, Examples(images, classes)))
 
     async def evidence(model: str) -> Response:
         """What the labels of all clients show of each adapter."""
         if model != service.bundle.manifest.name:
             raise Problem("not_found", f"this service serves {service.bundle.manifest.name!r} alone; see GET /models")
         challengers = service.challengers.configurations if service.challengers else ()
-        return json({"model": model_of(service), **await service.feedback.of_all(challengers)})
+        return json({"model": intake.model, **await service.feedback.of_all(challengers)})
 
     router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/models/{model}/adapters", evidence, methods=["GET"])
 
 
-def _has_images(body: bytes, media_type: str) -> bool:
-    """Whether a body is of images with their labels: every form of images is, and JSON that has them and no rows."""
-    kind = media_type.partition(";")[0].strip().lower()
-    return kind in MEDIA_TYPES and (kind != "application/json" or (b'"images"' in body and b'"rows"' not in body))
-
-
-def _read(body: bytes, classes: tuple[str, ...]) -> list[Label]:
+def _read(document: Json, classes: tuple[str, ...]) -> list[Label]:
     """The labels of a body.
 
     Raises:
-        Problem: `malformed_body`, or `invalid_feedback` with what is accepted.
+        Problem: `invalid_feedback` with what is accepted.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Problem("malformed_body", f"the body is not valid JSON: {error}") from error
     rows = document.get("rows") if isinstance(document, dict) else None
     if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_ROWS:
         raise Problem("invalid_feedback", f"the body must be an object with 1 to {_MOST_ROWS} rows: {_FORM}")

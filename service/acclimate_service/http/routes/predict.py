@@ -1,55 +1,51 @@
 """Images in: predictions out, or a client enrolled."""
 
 import re
-from dataclasses import replace
-from typing import Any
 
 from fastapi import APIRouter, Request
-from numpy.typing import NDArray
 from starlette.responses import Response
 
 from acclimate_service.clients.engine import Batch
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import RequestContext, kind_of
-from acclimate_service.http.payload import MEDIA_TYPES
-from acclimate_service.service import Service
+from acclimate_service.http.context import Intake, RequestContext, kind_of
+from acclimate_service.http.payload import MEDIA_TYPES, decoding, decoding_labelled
 
 _NUMBER = re.compile(r"[0-9]{1,16}")
 _LARGEST_NUMBER = 2**53 - 1
 _DOC = {"requestBody": {"required": True, "content": {media_type: {} for media_type in MEDIA_TYPES}}}
 
 
-def add_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes that take images."""
+    service, manifest = intake.service, intake.service.bundle.manifest
     limit = service.settings.max_body_bytes
 
     async def predict(request: Request, client_id: str, adapt: bool = True, probabilities: bool = False) -> Response:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
-
-        context = RequestContext(service, request, client_id, keyed=adapt)
+        context = RequestContext(intake, request, client_id, keyed=adapt, query=("adapt", "probabilities"))
         number = _number(request.headers.get("x-batch-number"), adapt)
-
-        def parse(body: bytes) -> tuple[NDArray[Any], tuple[bytes | memoryview, ...]]:
-            images = context.images(body)
-            return images, (b"predict", kind_of(images) + f" {probabilities}".encode(), images.data.cast("B"))
-
-        with service.admission.batches.hold(client_id):
-            wanted, images = await context.take(limit, parse)
-            wanted = replace(wanted, number=number)
+        with context.admitted():
+            body = await context.body(limit)
+            work = decoding(body, context.content_type, request.headers, manifest.input, intake.limits)
+            images = await context.decoded(work, len(body))
+            context.hold_images(images)
+            what = kind_of(images) + f" {probabilities}".encode()
+            wanted = await context.request(b"predict", what, images.data.cast("B"), number=number)
             return context.reply(await service.predict(Batch(wanted, images, adapt, probabilities)))
 
     async def enroll(request: Request, client_id: str) -> Response:
-        """Let the client begin again from labelled images of its own."""
-        context = RequestContext(service, request, client_id)
-
-        def parse(body: bytes) -> tuple[Examples, tuple[bytes | memoryview, ...]]:
-            examples, parts = context.examples(body)
-            return examples, (b"enroll", *parts)
-
-        with service.admission.batches.hold(client_id):
-            wanted, examples = await context.take(limit, parse)
-            return context.reply(await service.clients.enroll(wanted, examples))
+        """Let the client restart from labelled images of its own."""
+        context = RequestContext(intake, request, client_id)
+        with context.admitted():
+            body = await context.body(limit)
+            work = decoding_labelled(
+                body, context.content_type, request.headers, manifest.input, intake.limits, manifest.classes
+            )
+            images, labels = await context.decoded(work, len(body))
+            context.hold_images(images)
+            wanted = await context.request(b"enroll", kind_of(images), images.data.cast("B"), labels.tobytes())
+            return context.reply(await service.clients.enroll(wanted, Examples(images, labels)))
 
     router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)

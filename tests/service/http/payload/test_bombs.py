@@ -1,13 +1,14 @@
 import resource
 import struct
 import sys
+import time
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_service.http.payload import PayloadLimits
+from acclimate_service.http.payload import PayloadLimits, images, pictures
 from acclimate_store import Resize
 
 PNG = "image/png"
@@ -88,8 +89,67 @@ def test_a_jpeg_of_a_hundred_scans_is_refused(read, refusal, file, input_spec):
     assert "64 scans" in error.detail
 
 
-def test_a_png_text_that_inflates_to_100_megabytes_is_refused(refusal, file, grey):
-    data = file(Image.new("L", (6, 8)))
-    bomb = chunk(b"zTXt", b"Comment\x00\x00" + zlib.compress(bytes(100_000_000), 9))
-    error = refusal(data[:33] + bomb + data[33:], PNG, grey)
-    assert error.code == "undecodable_image"
+def test_texts_and_profiles_of_a_png_are_not_inflated(read, file, grey):
+    data = file(Image.new("L", (6, 8), 7))
+    bomb = zlib.compress(bytes(100_000_000), 9)
+    texts = chunk(b"zTXt", b"Comment\x00\x00" + bomb) * 60 + chunk(b"iCCP", b"Profile\x00\x00" + bomb)
+    before = peak_bytes()
+    assert (read(data[:33] + texts + data[33:], PNG, grey) == 7).all()
+    assert peak_bytes() - before < 50e6
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_a_size_that_the_model_does_not_take_is_refused_before_anything_is_decoded(
+    refusal, file, grey, kind, monkeypatch
+):
+    decoded = []
+    monkeypatch.setattr(pictures, "_upright", lambda *_: decoded.append(True))
+    error = refusal(file(Image.new("RGB", (60, 80), 7), kind), PNG, grey)
+    assert (error.code, decoded) == ("wrong_shape", [])
+    assert "60 wide and 80 high" in error.detail
+
+
+def test_each_picture_is_opened_once_and_decoded_once(read, file, grey, monkeypatch):
+    calls = []
+    for name in ("read_header", "_decoded"):
+        real = getattr(images, name)
+        monkeypatch.setattr(images, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
+    read(file(Image.new("L", (6, 8), 7)), PNG, grey)
+    assert calls == ["read_header", "_decoded"]
+
+
+def gif_of_comments(blocks):
+    start = b"GIF89a" + struct.pack("<HHB", 6, 8, 0) + b"\0\0" + b"\x21\xfe"
+    return start + (b"\xff" + b"c" * 255) * blocks + b"\0;"
+
+
+def tiff_of_tags(number, count):
+    """Tags that all say that their values are most of the file."""
+    tags = b"".join(struct.pack("<HHII", (40_000 + at) % 2**16, 7, count, 0) for at in range(number))
+    return b"II*\0" + struct.pack("<IH", 8, number) + tags + bytes(count)
+
+
+HOSTILE = {
+    "a GIF of comments": lambda: gif_of_comments(100_000),
+    "a TIFF of tags that share their values": lambda: tiff_of_tags(500, 10_000_000),
+    "a TIFF of many tags": lambda: tiff_of_tags(60_000, 10),
+    "a PNG of empty chunks": lambda: b"\x89PNG\r\n\x1a\n" + chunk(b"teXt", b"") * 1_000_000,
+    "a JPEG of markers": lambda: b"\xff\xd8" + b"\xff\xe0\0\2" * 2_000_000,
+    "a JPEG of stuffed bytes": lambda: b"\xff\xd8\xff\xda\0\2" + b"\xff\0" * 10_000_000,
+    "a WebP of chunks": lambda: b"RIFF\xff\xff\xff\x7fWEBP" + b"EXIF\0\0\0\0" * 2_000_000,
+    "a WebP that says that it is huge": lambda: (
+        b"RIFF\x20\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + b"\xff\x3f\0" * 2 + bytes(20)
+    ),
+    "a BMP that says that it is huge": lambda: (
+        b"BM" + bytes(12) + struct.pack("<IiiHHI", 40, 30_000, -30_000, 1, 24, 0) + bytes(99)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_file_costs_little_time_and_memory(refusal, resizing, what):
+    body = HOSTILE[what]()
+    before, began = peak_bytes(), time.process_time()
+    assert refusal(body, PNG, resizing).code in ("undecodable_image", "too_many_pixels")
+    assert time.process_time() - began < 2
+    assert peak_bytes() - before < 100e6

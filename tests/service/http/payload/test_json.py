@@ -185,7 +185,7 @@ def test_base64_images_are_decoded_in_order(read, file, base64_json, grey):
         ("iVBO\nRw0K", "base64"),
         ("ünï", "base64"),
         ("", "empty"),
-        ("bm90IGFuIGltYWdl", "not a PNG or JPEG"),
+        ("bm90IGFuIGltYWdl", "is no PNG, JPEG"),
     ],
 )
 def test_a_bad_base64_image_is_refused_with_its_index(refused, text, hint):
