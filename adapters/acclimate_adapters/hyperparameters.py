@@ -60,6 +60,9 @@ def _problems(f: Field[Any], value: object) -> Iterator[str]:
         case "array":
             if not (isinstance(value, tuple) and all(isinstance(name, str) for name in value)):
                 yield f"{f.name}={value!r}: use a list of names"
+            elif len(set(value)) < len(value):
+                twice = next(name for number, name in enumerate(value) if name in value[:number])
+                yield f"{f.name}: {twice!r} is there more than once; use a list of different names"
 
 
 def schema(kind: type[Record]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class AdapterEvidence:
     """Evidence about one adapter, over all clients that have it.
 
     Attributes:
-        hyperparameters: Those stated; the others have their defaults.
+        hyperparameters: Those that differ from their defaults.
         clients: Number of clients.
         candidate: Whether it is only tried out, and answers no client.
     """

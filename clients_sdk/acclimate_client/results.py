@@ -114,7 +114,7 @@ class ClientInfo:
     """One client as the server knows it.
 
     Attributes:
-        hyperparameters: Those stated when it was configured; the others have their defaults.
+        hyperparameters: Those that differ from their defaults.
         guard: Which model answers the client, and the evidence; None if the guard is off or the server has none.
     """
 
@@ -149,7 +149,7 @@ class ConfigureResult:
     """A client that runs the adapter it was configured with.
 
     Attributes:
-        hyperparameters: Those stated; the others have their defaults.
+        hyperparameters: Those that differ from their defaults.
         changed: Whether the client had another configuration before; its state was reset then.
         key_expires_at_earliest: As in `Prediction`.
     """

@@ -1,7 +1,7 @@
 """Which adapters a model can be served with, and which one a client runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Final
 
@@ -37,19 +37,39 @@ class Configurations:
 
     def describe(self, configuration: str) -> dict[str, Any]:
         """Members `adapter` and `hyperparameters` of a stored configuration; those left out have their defaults."""
-        fields: dict[str, Any] = orjson.loads(configuration or self.default)
-        return fields
+        stated: dict[str, Any] = orjson.loads(configuration or self.default)
+        return stated
 
 
 def canonical(adapter: str, hyperparameters: Mapping[str, Any]) -> str:
-    """One text per configuration: equal ones are equal texts."""
-    fields = {"adapter": adapter, "hyperparameters": dict(hyperparameters)}
-    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode()
+    """One text per configuration: those of equal adapters are equal texts, however many defaults they spell out.
+
+    Raises:
+        ConfigurationError: there is no such adapter, or none with these hyper-parameters.
+    """
+    create(adapter, **hyperparameters)
+    if "+" in adapter:
+        parts = {part: _differing(create(part, **hyperparameters.get(part, {}))) for part in adapter.split("+")}
+        differing = {part: values for part, values in parts.items() if values}
+    else:
+        differing = _differing(create(adapter, **hyperparameters))
+    configuration = {"adapter": adapter, "hyperparameters": differing}
+    return orjson.dumps(configuration, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _differing(adapter: Any) -> dict[str, Any]:
+    """The hyper-parameters of an adapter that do not have their defaults; numbers are written in one way."""
+    found = {}
+    for each in fields(adapter):
+        value = getattr(adapter, each.name)
+        if value != each.default:
+            found[each.name] = float(value) if each.metadata["type"] == "number" else value
+    return found
 
 
 def _create(configuration: str) -> Adapter:
-    fields = orjson.loads(configuration)
-    return create(fields["adapter"], **fields["hyperparameters"])
+    stated = orjson.loads(configuration)
+    return create(stated["adapter"], **stated["hyperparameters"])
 
 
 @dataclass(frozen=True, slots=True)

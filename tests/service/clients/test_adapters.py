@@ -175,6 +175,7 @@ def test_a_configuration_is_seen_by_other_replicas_that_remember_the_client(make
         ({"adapter": "apt"}, "there are atp, "),
         ({"adapter": "atp", "hyperparameters": {"mode": "sometimes"}}, "use one of online, batch"),
         ({"adapter": "tent", "hyperparameters": {"lr": 1e9}}, "from 0"),
+        ({"adapter": "surgical", "hyperparameters": {"modules": ["fc"] * 7000}}, "'fc' is there more than once"),
         ({"adapter": "tent", "hyperparameters": {"lr": None}}, "use a number"),
         ({"adapter": "em", "hyperparameters": {"speed": 3}}, "it has steps"),
         ({"adapter": "em", "hyperparameters": {"name": "x"}}, "no hyper-parameter name"),

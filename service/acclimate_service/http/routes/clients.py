@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from acclimate_adapters import ConfigurationError, create
+from acclimate_adapters import ConfigurationError
 from acclimate_service.clients.requests import Precondition, etag
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.errors import Problem
@@ -111,11 +111,10 @@ def _read_configuration(body: bytes) -> str:
     """
     adapter, hyperparameters = _members(load_json(body))
     try:
-        create(adapter, **hyperparameters)
+        return canonical(adapter, hyperparameters)
     except ConfigurationError as error:
         detail = f"{error}; GET /adapters describes every adapter and its hyper-parameters"
         raise Problem("invalid_configuration", detail) from error
-    return canonical(adapter, hyperparameters)
 
 
 def _members(document: Any) -> tuple[str, dict[str, Any]]:
