@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,18 @@ Layout = Literal["NHWC", "NCHW", "NHW"]
 
 AXES = {"NHWC": 4, "NCHW": 4, "NHW": 3}
 TOLERANCE = 1e-3  # how far outside 0..1 the server lets floats lie, for rounding
-SIGNATURES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
+SIGNATURES = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/webp": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/bmp": re.compile(rb"BM"),
+    "image/tiff": re.compile(rb"II\*\0|MM\0\*"),
+}
+ORIENTATION = 0x0112  # of EXIF
 ACCEPTED = (
     "a batch is one array [B, H, W], [B, H, W, C] or [B, C, H, W], or a list of equally shaped arrays, "
-    "or a list of PNG or JPEG files given as paths, bytes or PIL images"
+    "or a list of PNG, JPEG, WebP, GIF, BMP or TIFF files given as paths, bytes or PIL images"
 )
 
 
@@ -36,7 +45,16 @@ class PilImage(Protocol):
     def mode(self) -> str:
         """Pixel format."""
 
-    def save(self, fp: IO[bytes], format: str) -> None:
+    def load(self) -> object:
+        """Reads the pixels, if they have not been read."""
+
+    def convert(self, mode: str) -> "PilImage":
+        """Returns the image in another pixel format."""
+
+    def getexif(self) -> Any:
+        """Returns the metadata, `PIL.Image.Exif`."""
+
+    def save(self, fp: IO[bytes], format: str, **options: Any) -> None:
         """Writes the encoded image."""
 
 
@@ -57,7 +75,7 @@ def encode(images: Images, layout: Layout | None = None, labels: str | None = No
 
     Args:
         images: An array or list of arrays, uint8 (0..255) or floating (0..1), sent as a raw tensor; or a list of
-            PNG or JPEG files (paths, bytes) and PIL images (sent as PNG, pixels as they are).
+            image files (paths, bytes) and PIL images (sent as PNG, pixels and EXIF orientation as they are).
         layout: Order of the axes of arrays; None lets the server take the only one that fits the model.
         labels: JSON list, in ASCII, that goes with the images.
 
@@ -148,16 +166,26 @@ def _encoded(index: int, image: object) -> bytes:
         content = image
     else:
         raise TypeError(f"image {index} is a {type(image).__name__}; {ACCEPTED}")
-    if not content.startswith(tuple(SIGNATURES.values())):
+    if _kind(content) is None:
         name = f" ({image})" if isinstance(image, str | Path) else ""
-        raise ValueError(f"image {index}{name} is neither a PNG nor a JPEG file")
+        raise ValueError(f"image {index}{name} is no PNG, JPEG, WebP, GIF, BMP or TIFF file")
     return content
+
+
+def _kind(file: bytes) -> str | None:
+    return next((kind for kind, signature in SIGNATURES.items() if signature.match(file)), None)
 
 
 def _png(index: int, image: PilImage) -> bytes:
     buffer = io.BytesIO()
     try:
-        image.save(buffer, format="PNG")
+        image.load()  # first: of some formats Pillow turns the pixels then, and forgets the orientation
+        metadata = image.getexif()
+        turned = type(metadata)()
+        turned[ORIENTATION] = metadata.get(ORIENTATION, 1)
+        options = {"exif": turned.tobytes()} if turned[ORIENTATION] in range(2, 9) else {}
+        plain = image.convert("I").convert("I;16") if image.mode in ("I;16L", "I;16N") else image
+        plain.save(buffer, format="PNG", **options)
     except OSError as error:
         raise ValueError(f"image {index}: {error}; convert it first: image.convert('RGB')") from error
     return buffer.getvalue()
@@ -182,7 +210,7 @@ def _form(files: Sequence[bytes], labels: str | None) -> Body:
 
 
 def _part(boundary: str, index: int, file: bytes) -> bytes:
-    kind = next(kind for kind, signature in SIGNATURES.items() if file.startswith(signature))
+    kind = _kind(file) or "application/octet-stream"
     name = f"{index}.{kind.removeprefix('image/')}"
     head = (
         f"--{boundary}\r\n"

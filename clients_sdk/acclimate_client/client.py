@@ -56,7 +56,8 @@ class Client(Transport):
         Args:
             client_id: Whose model: 1 to 128 letters, digits and `. _ ~ -`, a letter or digit first.
             images: One array or list of arrays, uint8 in 0..255 or floating in 0..1, [B, H, W], [B, H, W, C] or
-                [B, C, H, W]; or a list of PNG or JPEG files given as paths, bytes or PIL images.
+                [B, C, H, W]; or a list of PNG, JPEG, WebP, GIF, BMP or TIFF files given as paths, bytes
+                or PIL images.
             adapt: Whether the batch changes the client's state.
             probabilities: Whether the reply holds the whole posterior.
             batch_number: Position of the batch in the client's stream, an int in 1..2^53-1. Where an equal or later

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from PIL import Image
+from PIL import Image, ImageOps
 
 from acclimate_client._images import encode
 
@@ -120,7 +120,7 @@ def test_inputs_are_left_as_they_were():
     [
         (7, TypeError, "images is a int; a batch is"),
         (None, TypeError, "images is a NoneType"),
-        ("cat.png", TypeError, "images is a str; .* a list of PNG or JPEG files"),
+        ("cat.png", TypeError, "images is a str; .* a list of PNG, JPEG"),
         (b"\x89PNG\r\n\x1a\n", TypeError, "images is a bytes"),
         (Image.new("L", (2, 2)), TypeError, "images is a Image"),
         ([], ValueError, "images is empty"),
@@ -142,8 +142,8 @@ def test_inputs_are_left_as_they_were():
         (np.full((2, 3, 4), -0.5), ValueError, r"found -0\.5"),
         (np.stack([GRAY * 0.0, GRAY * np.nan]), ValueError, "image 1 holds NaN or infinity"),
         (np.stack([GRAY + np.inf, GRAY * 0.0]), ValueError, "image 0 holds NaN or infinity"),
-        ([b"GIF89a..."], ValueError, "image 0 is neither a PNG nor a JPEG"),
-        ([b""], ValueError, "image 0 is neither"),
+        ([b"%PDF..."], ValueError, "image 0 is no PNG, JPEG, WebP"),
+        ([b""], ValueError, "image 0 is no PNG"),
         ([file_bytes("PNG"), bytearray(b"x")], TypeError, "image 1 is a bytearray"),
         ([Image.new("CMYK", (2, 2))], ValueError, r"cannot write mode CMYK as PNG; convert it first"),
     ],
@@ -164,7 +164,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_file_of_another_format_is_named(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"image 0 \(.*notes\.txt\) is neither"):
+    with pytest.raises(ValueError, match=r"image 0 \(.*notes\.txt\) is no PNG"):
         encode([tmp_path / "notes.txt"])
 
 
@@ -180,3 +180,35 @@ def test_a_file_of_another_format_is_named(tmp_path):
 def test_a_layout_that_does_not_fit_the_batch_is_refused(images, layout, message):
     with pytest.raises(ValueError, match=message):
         encode(images, layout)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_files_of_every_format_are_sent_as_they_are(kind):
+    content = file_bytes(kind)
+    assert parts(encode([content])) == [(f"image/{kind.lower()}", content)]
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I;16L"])
+def test_pillow_images_of_16_bits_keep_all_of_them(mode):
+    pixels = (np.arange(12).reshape(3, 4) * 5000).astype(">u2" if mode == "I;16B" else "<u2")
+    ((_, content),) = parts(encode([Image.frombytes(mode, (4, 3), pixels.tobytes())]))
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(content))), pixels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_path_its_bytes_and_the_open_image_are_shown_alike(tmp_path, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exif[0x010E] = "a description that is nobody's business"
+    pixels = np.kron(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40, np.ones((16, 16), np.uint8))
+    path = tmp_path / f"picture.{kind.lower()}"
+    options = {"lossless": True} if kind == "WEBP" else {}
+    Image.fromarray(pixels).convert("RGB").save(path, kind, exif=exif, **options)
+    with Image.open(path) as picture:
+        sent = [content for _, content in parts(encode([path, path.read_bytes(), picture]))]
+    shown = [np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content)))) for content in sent]
+    assert shown[0].shape[:2] == ((48, 32) if orientation >= 5 else (32, 48))
+    np.testing.assert_array_equal(shown[1], shown[0])
+    np.testing.assert_array_equal(shown[2], shown[0])
+    assert b"business" not in sent[2]
