@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 import socket
 from collections.abc import Callable
 from typing import TypeAlias
@@ -44,10 +45,21 @@ def serve(settings: Settings, extend: Extend = lambda app, service: None) -> Non
     """
     keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, extend))
+        try:
+            runner.run(_serve(settings, extend))
+        except asyncio.CancelledError:
+            raise SystemExit(128 + signal.SIGTERM) from None
 
 
 async def _serve(settings: Settings, extend: Extend) -> None:
+    """Answer until a signal ends it. One that comes before the service is open breaks that off.
+
+    Raises:
+        CancelledError: it was broken off.
+    """
+    opening, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert opening is not None
+    loop.add_signal_handler(signal.SIGTERM, opening.cancel)
     with _bind(settings.host, settings.port) as listener:
         async with open_service(settings) as service:
             app = create_app(service)
@@ -62,6 +74,7 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             )
             gc.freeze()  # what was loaded stays: no collection need walk over it and hold up the requests
             server = DrainingServer(config, service, settings.lead_s)
+            loop.remove_signal_handler(signal.SIGTERM)
             server.heed_signals()
             listener.listen(BACKLOG)
             offered = f"acclimate: {summary(service.bundle.model)}"

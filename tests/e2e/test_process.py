@@ -95,3 +95,17 @@ def test_a_wrong_setting_ends_the_process_with_status_2_and_one_line():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("acclimate: ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: there is no adapter 'nope'")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("wait_s", [0.3, 1.5, 4.0])
+def test_sigterm_while_it_starts_ends_it_though_it_is_the_first_process_of_a_container(tmp_path, wait_s):
+    command = [Path(sys.executable).with_name("acclimate"), "serve"]
+    inside = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no namespaces of processes may be made here")
+    variables = {"ACCLIMATE_DATA_DIR": str(tmp_path / "data"), "ACCLIMATE_PORT": "0"}
+    with subprocess.Popen([*inside, *command], env={**os.environ, **variables}, stdout=subprocess.PIPE) as process:
+        time.sleep(wait_s)
+        (first,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True).stdout.split()
+        os.kill(int(first), signal.SIGTERM)
+        assert process.wait(timeout=20) in (128 + signal.SIGTERM, 0)  # 0: it was quicker

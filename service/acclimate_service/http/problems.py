@@ -102,6 +102,9 @@ RETRY_AFTER_S: dict[str, int] = {
 }
 """Codes of failures that pass: the same request may be sent again after so many seconds."""
 
+_LATER_S: Final = 60
+"""For what an operator has to mend: no retry of the caller makes sense before."""
+
 
 def reply(problem: Problem, request_id: str) -> Response:
     """A problem as an HTTP reply."""
@@ -117,7 +120,8 @@ def reply(problem: Problem, request_id: str) -> Response:
         "request_id": request_id,
         "error": problem.detail,
     }
-    wait = RETRY_AFTER_S.get(problem.code)
+    later = _LATER_S if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE) else None
+    wait = RETRY_AFTER_S.get(problem.code, later)
     headers = {**({} if wait is None else {"Retry-After": str(wait)}), **problem.headers}
     return Response(orjson.dumps(body), status, headers, MEDIA_TYPE)
 

@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import resource
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, lead_s: float) -> None:
         """Drain the service for so many seconds before its end."""
         super().__init__(config)
+        allow_files()
         self._service = service
         self._lead_s = lead_s
         self._loop = asyncio.get_running_loop()
@@ -55,6 +57,12 @@ class DrainingServer(uvicorn.Server):
         """Let in whoever is connected and nobody else, then end as uvicorn does."""
         await let_last_in(sockets or [])
         await super().shutdown(sockets)
+
+
+def allow_files() -> None:
+    """Take as many file descriptors as the process may have: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def let_last_in(listeners: list[socket.socket]) -> None:

@@ -1,5 +1,6 @@
 from typing import get_args
 
+import orjson
 import pytest
 
 from acclimate_adapters import StateMismatch
@@ -25,7 +26,8 @@ def test_every_retryable_code_is_a_code():
 @pytest.mark.parametrize("code", STATUS)
 def test_a_retryable_problem_says_when_to_come_back(code):
     made = reply(Problem(code, "detail"), "r")
-    assert ("retry-after" in made.headers) is (code in RETRY_AFTER_S)
+    assert ("retry-after" in made.headers) is (code in RETRY_AFTER_S or STATUS[code] in (429, 503))
+    assert orjson.loads(made.body)["retryable"] is (code in RETRY_AFTER_S)
     assert made.status_code == STATUS[code]
 
 

@@ -42,7 +42,10 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     async def ready() -> Response:
         """Whether batches are answered; asks Redis."""
         reason = await probe()
-        return json({"ready": reason is None, "live": True, "reason": reason}, 200 if reason is None else 503)
+        reply = json({"ready": reason is None, "live": True, "reason": reason}, 200 if reason is None else 503)
+        if reason is not None:
+            reply.headers["Retry-After"] = "1"
+        return reply
 
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
