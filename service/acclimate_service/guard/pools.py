@@ -8,13 +8,15 @@ can find its share.
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Final
 
 from acclimate_service.guard.evidence import WEIGHT, Counts
-from acclimate_service.state import ClientScope, Limits, Wire
+from acclimate_service.state import ClientScope, Limits, StoreUnavailable, Wire
+from acclimate_service.state.errors import ForeignValue
 from acclimate_service.state.redis.keys import check_model
 from acclimate_service.state.redis.scripts import POOL_FORGET, POOL_RESET, POOL_TELL
 
@@ -76,12 +78,14 @@ class Pools:
             MOST_CONFIGURATIONS,
             random.getrandbits(31),
         )
-        await self._wire.run(POOL_TELL, (self._pool,), args + _by_kind(share.counts))
+        with self._readable():
+            await self._wire.run(POOL_TELL, (self._pool,), args + _by_kind(share.counts))
 
     async def counted(self) -> Mapping[str, tuple[Counts, ...]]:
         """The rows of each client that count, by configuration."""
         texts, found = dict[str, str](), defaultdict[str, list[Counts]](list)
-        flat: list[bytes] = await self._wire.read("HGETALL", self._pool)
+        with self._readable():
+            flat: list[bytes] = await self._wire.read("HGETALL", self._pool)
         for name, value in zip(flat[::2], flat[1::2], strict=True):
             digest, _, client = name.decode().partition("|")
             if not client:
@@ -93,7 +97,8 @@ class Pools:
     async def share(self, client: ClientScope, configuration: str) -> Share | None:
         """One client's evidence; None if it never told any."""
         field = f"{_digest(configuration)}|{self._name(client)}"
-        found: bytes | None = await self._wire.read("HGET", self._pool, field)
+        with self._readable():
+            found: bytes | None = await self._wire.read("HGET", self._pool, field)
         if found is None:
             return None
         life, seq, born, _, *numbers = found.decode().split("|")
@@ -101,16 +106,26 @@ class Pools:
 
     async def forget(self, client: ClientScope, life: str = "") -> None:
         """Take one client's shares away, of every configuration: what it told in one life, or all."""
-        await self._wire.run(POOL_FORGET, (self._pool,), (self._name(client), life))
+        with self._readable():
+            await self._wire.run(POOL_FORGET, (self._pool,), (self._name(client), life))
 
     async def reset(self) -> None:
         """Let nothing count that was told so far, by any client."""
-        await self._wire.run(POOL_RESET, (self._pool,), (_KINDS,))
+        with self._readable():
+            await self._wire.run(POOL_RESET, (self._pool,), (_KINDS,))
 
     async def life(self, client: ClientScope) -> str:
         """The present life of a client; empty if there is no such client."""
         life, gone = await self._wire.read("HMGET", client.registry, "life", "gone")
         return "" if life is None or gone else life.decode()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Name the key where it has a value that is none of ours: no DELETE of a client would remove it."""
+        try:
+            yield
+        except ForeignValue as error:
+            raise StoreUnavailable(f"{error}: delete {self._pool}", error.committed) from error
 
     def _name(self, client: ClientScope) -> str:
         return blake2b(client.digest(), digest_size=16, key=self._secret).hexdigest()

@@ -34,6 +34,7 @@ from acclimate_service.state import (
     StepFailed,
     StoreFull,
 )
+from acclimate_service.state.errors import ForeignValue
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -220,6 +221,9 @@ _OF_STATE: Final[Mapping[type[StateError], str]] = {
 
 def _of_state(error: StateError) -> Problem:
     match error:
+        case ForeignValue():
+            detail = "Redis has a value of another type under a key of this client; only a DELETE of the client helps"
+            return Problem("state_corrupt", detail, error.committed)
         case StateCorrupt() | StateUnreadable():
             code = "state_corrupt" if isinstance(error, StateCorrupt) else "state_unreadable"
             return Problem(code, f"{error}; only a reset or a DELETE of the client helps", error.committed)

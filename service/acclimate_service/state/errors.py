@@ -45,6 +45,10 @@ class StateCorrupt(StateError):
     """A stored state failed its verification; only a reset or a DELETE helps."""
 
 
+class ForeignValue(StoreUnavailable):
+    """A key has a value of another type than the service writes; only a DELETE of its client helps."""
+
+
 class JournalFull(StateError):
     """The journal is at its cap, and no snapshot could make it shorter."""
 

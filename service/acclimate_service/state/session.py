@@ -185,6 +185,7 @@ class Session(Generic[S]):
             StateError: Redis failed.
         """
         self.drop()
+        await self._context.store.mend(self._context.client, self._context.model)
         outcome = await self._context.store.delete(self._context.client)
         if isinstance(outcome, Conflict):
             raise Contended("the client's batches kept coming between; delete again", outcome.committed)

@@ -33,7 +33,7 @@ from acclimate_service.state.records import (
 )
 from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id
-from acclimate_service.state.redis.scripts import COMMIT, DELETE, DESCRIBE, LOAD, RESET
+from acclimate_service.state.redis.scripts import COMMIT, DELETE, DESCRIBE, LOAD, MEND, RESET
 from acclimate_service.state.redis.wire import Argument, Wire
 
 
@@ -216,6 +216,22 @@ class StateStore:
             life = life if present == life else ""
         return Conflict(life, None, doubt.committed)
 
+    async def mend(self, client: ClientScope, model: str) -> None:
+        """Remove values of other types from under a client's names; with its registry goes all that only that names."""
+        keys = {
+            client.registry: "hash",
+            client.markers: "hash",
+            client.marker_times: "zset",
+            client.answers: "hash",
+            client.answer_times: "zset",
+            client.head(model): "hash",
+            client.journal(model): "hash",
+            client.lease(model): "string",
+        }
+        reply = await self._wire.run(MEND, tuple(keys), tuple(keys.values()))
+        if reply.rows[1] == b"1":
+            await self._remove_all(client)
+
     async def describe(self, client: ClientScope, model: str) -> Description | None:
         """What is stored of a client, without reading the state or extending its life. None: there is none."""
         return description(await self._wire.run(DESCRIBE, (client.head(model), client.lease(model)), ()))
@@ -256,6 +272,17 @@ class StateStore:
         fields = {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
         life = "" if "gone" in fields else fields.get("life", "")
         return life, {name[2:]: sid for name, sid in fields.items() if name.startswith("m:")}
+
+    async def _remove_all(self, client: ClientScope) -> None:
+        """Unlink every key of a client but the markers, which refuse late repeats."""
+        server, cursor, pattern = self._wire.server_of(client.registry), b"0", client.registry[:-1] + "*"
+        while True:
+            cursor, found = await self._wire.read("SCAN", cursor, "MATCH", pattern, "COUNT", 10_000, at=server)
+            names = {name.decode() for name in found} - {client.markers, client.marker_times}
+            if names:
+                await self._wire.run(MEND, tuple(names), ("none",) * len(names))
+            if cursor == b"0":
+                return
 
     async def _delete(self, client: ClientScope, life: str, scopes: dict[str, str]) -> Reply:
         keys = [client.registry, client.answers, client.answer_times]

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from redis import exceptions as failures
 
-from acclimate_service.state.errors import Effect, StateError, StoreFull, StoreUnavailable
+from acclimate_service.state.errors import Effect, ForeignValue, StateError, StoreFull, StoreUnavailable
 from acclimate_service.state.records import Reply
 from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.link import Argument, Lane, Link, Server, Target, Unreachable, dial
@@ -32,7 +32,7 @@ _HOPS: Final = 5
 """Servers that may send an exchange on before it counts as refused."""
 _LONGEST_PAUSE: Final = 0.25
 """Before a repeat (s)."""
-_KEYLESS: Final = ("PING", "INFO", "TIME", "CONFIG")
+_KEYLESS: Final = ("PING", "INFO", "TIME", "CONFIG", "SCAN")
 """Commands whose first argument is no key."""
 _NETWORK: Final = (failures.ConnectionError, failures.TimeoutError, OSError)
 # Subclasses of ConnectionError that are answers: Redis said no before it ran anything.
@@ -222,6 +222,8 @@ def _failure(error: Exception, decides: bool, unsettled: bool) -> StateError:
         return StoreFull(f"Redis is full: {text}", _effect(unsettled))
     if isinstance(error, (*_DENIED, *_PASSING)) or _NOT_RUN_CODE.search(text):
         return StoreUnavailable(f"Redis takes no changes at present: {text}", _effect(unsettled))
+    if "WRONGTYPE" in text:
+        return ForeignValue(f"Redis has a value of another type under a key of the service: {text}", _effect(decides))
     if isinstance(error, failures.ResponseError):
         return StoreUnavailable(f"Redis failed: {text}", _effect(decides))
     return StoreUnavailable(f"Redis does not answer: {text}", _effect(unsettled))
