@@ -26,6 +26,7 @@ COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY service service
 COPY adapters adapters
 COPY model_store/acclimate_store model_store/acclimate_store
+COPY learning/acclimate_learning learning/acclimate_learning
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     python -m pip wheel --no-deps --wheel-dir dist .
 

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel, Source
-from acclimate_store import InputSpec, Manifest, write_bundle
+from acclimate_learning.judging import Judgement
+from acclimate_store import Evidence, InputSpec, Manifest, write_bundle
 from acclimate_store.onnx_graphs import export_graphs
 from acclimate_store.shallow_cnn import ShallowCNN
 
@@ -93,6 +94,7 @@ def make_bundle(benchmark: Path, store: Path) -> Path:
         classes=CLASSES,
         files={},
         metrics={f"accuracy.{method}": round(methods[method]["mean"], 6) for method in METHODS},
+        evidence=_evidence(methods),
         licence="Apache-2.0; trained on Fashion-MNIST, MIT, Zalando SE: see LICENSE.txt",
         provenance=PROVENANCE,
     )
@@ -100,6 +102,13 @@ def make_bundle(benchmark: Path, store: Path) -> Path:
     model = FrozenModel.from_module(net, classifier=manifest.classifier, source=source)
     graphs = export_graphs(model, manifest.input.shape, print)
     return write_bundle(store, manifest, net, source, extra={"LICENSE.txt": LICENCE.encode(), **graphs})
+
+
+def _evidence(methods: Mapping[str, Any]) -> Evidence:
+    """The gain of `atp` on the target clients."""
+    accuracy, frozen = (np.array(methods[name]["per_client"]) for name in ("atp_online", "none"))
+    told = Judgement("atp", {}, accuracy, frozen, step_ms=0.0, state_bytes=0.0, failures=0)
+    return told.evidence("40 target clients with hybrid shift by 4 corruptions not seen in training, 200 images each")
 
 
 def read_source(folder: Path) -> Source:

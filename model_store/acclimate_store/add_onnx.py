@@ -1,8 +1,9 @@
 """The graphs of a bundle's model for ONNX Runtime, published with it as a new version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
+from acclimate_adapters import FrozenModel
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import GraphError
 from acclimate_store.versions import next_version, publish, renewed
@@ -41,8 +42,30 @@ def add_onnx(catalogue: Catalogue, key: BundleKey, version: str | None, progress
     return new
 
 
+def graphs_where_possible(model: FrozenModel, shape: Sequence[int]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """The graphs of a model by file, and why there are none.
+
+    Args:
+        model: in single precision, on the CPU.
+        shape: C, H and W of its input.
+    """
+    lacking = _lacking()
+    if lacking:
+        return {}, (f'no ONNX graphs: {", ".join(lacking)} not installed; pip install "acclimate[cpu,export]"',)
+    from acclimate_store.onnx_graphs import export_graphs  # needs an extra
+
+    try:
+        return export_graphs(model, shape, lambda what: None), ()
+    except GraphError as error:
+        return {}, (f"no ONNX graphs, torch will compute: {str(error).splitlines()[0]}",)
+
+
+def _lacking() -> list[str]:
+    return [name for name in NEEDED if find_spec(name) is None]
+
+
 def _require_exporter() -> None:
-    lacking = [name for name in NEEDED if find_spec(name) is None]
+    lacking = _lacking()
     if lacking:
         raise GraphError(
             f'exporting needs {", ".join(lacking)}; the extras "cpu" and "export" have them: '

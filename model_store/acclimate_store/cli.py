@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
-    """Add the `models` command.
+def add_parser(subparsers: "Subparsers", default_store: Path) -> "Subparsers":
+    """Add the `models` command; to what is given more sub-commands may be added.
 
     Each sub-command sets `run` in the parsed arguments: a function from them to the exit code. 0 is success, 1 a
     bundle with problems, 2 what could not be done: a bundle or store that is not there, data that does not do.
@@ -38,16 +38,17 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     graphs = command("add-onnx", "export the model for ONNX Runtime; publish the next version with its graphs")
     _add_bundle(graphs)
     _add_new_version(graphs)
+    return commands
 
 
 def _run_by_name(name: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
+        from acclimate_adapters.errors import AcclimateError
         from acclimate_store import commands
-        from acclimate_store.errors import BundleError
 
         try:
             code: int = getattr(commands, name)(arguments)
-        except BundleError as error:
+        except AcclimateError as error:
             print(error, file=sys.stderr)
             return 2
         return code

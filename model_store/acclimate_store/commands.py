@@ -53,8 +53,10 @@ def list(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the manifest as JSON."""
-    print(Catalogue(arguments.store).manifest(*BundleKey.parse(arguments.bundle)).to_json(), end="")
+    """Print the manifest as JSON, and to stderr which adapter is the default and why."""
+    manifest = Catalogue(arguments.store).manifest(*BundleKey.parse(arguments.bundle))
+    print(manifest.to_json(), end="")
+    print(f"default adapter: {manifest.default_adapter}, because {manifest.default_reason}", file=sys.stderr)
     return 0
 
 

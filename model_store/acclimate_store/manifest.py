@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -181,6 +181,12 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
 
 
+HARM: Final = 0.02
+"""A client that loses more accuracy than this is harmed."""
+MOST_HARMED: Final = 0.05
+"""Largest share of clients that the default adapter may harm."""
+
+
 class Measured(Record):
     """What `acclimate models measure` found on labelled images of the training side.
 
@@ -195,6 +201,34 @@ class Measured(Record):
     std: tuple[float, ...]
 
 
+class Evidence(Record):
+    """What an adapter gains on clients that nothing was learned from, beside the frozen model on the same images.
+
+    `gain`, the 95 % interval `low` to `high`, and `worst`, the least gain of a client, are differences of accuracy.
+    `harmed` is the share of clients that lose more than `HARM`. `of` says in words which clients these were.
+    """
+
+    adapter: Text
+    options: Annotated[Mapping[str, JsonValue], AfterValidator(_finite)] = Field(default_factory=dict)
+    gain: float
+    low: float
+    high: float
+    worst: float
+    harmed: Annotated[float, Field(ge=0, le=1)]
+    clients: Annotated[int, Field(ge=1)]
+    of: Text
+
+    @property
+    def obstacle(self) -> str:
+        """Why the adapter is not to be the default; empty if it may be."""
+        if self.low <= 0:
+            low, high = (f"{100 * value:+.1f}" for value in (self.low, self.high))
+            return f"its gain of {100 * self.gain:+.1f} points may be none ({low} to {high})"
+        if self.harmed > MOST_HARMED:
+            return f"it harms {100 * self.harmed:.0f} % of the clients, the worst by {-100 * self.worst:.1f} points"
+        return ""
+
+
 class Manifest(Record):
     """What `manifest.json` says; unknown fields are refused, so that a misspelt one is never ignored.
 
@@ -202,7 +236,8 @@ class Manifest(Record):
     `module:callable` that the operator allows (see `architectures.build`). It is called with `architecture_options`.
     `classifier` is the module name of the last layer. `files` maps every other file of the bundle to its sha256; those
     of `files.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
-    `measured` is there once labelled images were seen. `provenance` says in words how the bundle was made.
+    `measured` is there once labelled images were seen. `evidence` is that of the adapter that is to be the default,
+    which it is if the evidence suffices. `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]
@@ -216,6 +251,7 @@ class Manifest(Record):
     files: Mapping[InnerPath, Sha256]
     metrics: Mapping[str, float] = Field(default_factory=dict)
     measured: Measured | None = None
+    evidence: Evidence | None = None
     licence: Text
     provenance: Text
 
@@ -230,6 +266,28 @@ class Manifest(Record):
     def key(self) -> str:
         """`name/version`."""
         return f"{self.name}/{self.version}"
+
+    @property
+    def default_adapter(self) -> str:
+        """The adapter of clients that choose none: one whose gain is proven, or `none`."""
+        return self.evidence.adapter if self.evidence and not self.evidence.obstacle else "none"
+
+    @property
+    def default_options(self) -> Mapping[str, JsonValue]:
+        """Hyper-parameters of the default adapter."""
+        return self.evidence.options if self.evidence and not self.evidence.obstacle else {}
+
+    @property
+    def default_reason(self) -> str:
+        """Why the default adapter is what it is, and for `none`, what would change it."""
+        if self.evidence is None:
+            run = f"`acclimate learn {self.name}` or `acclimate evaluate {self.name} --write`"
+            return f"no gain was shown on clients that were held out; run {run}"
+        told, obstacle = self.evidence, self.evidence.obstacle
+        if obstacle:
+            return f"of {told.adapter} {obstacle}; run `acclimate evaluate {self.name} --write`"
+        low, high = (f"{100 * value:+.1f}" for value in (told.low, told.high))
+        return f"{100 * told.gain:+.1f} points ({low} to {high}) on {told.of}"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

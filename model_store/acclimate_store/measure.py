@@ -6,7 +6,6 @@ Only sums over images are published, and the anchors: a few images, which whoeve
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,19 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from acclimate_adapters import Anchors, FrozenModel, Source
+from acclimate_adapters import Anchors, Source
 from acclimate_adapters.balanced.moments import MomentCounter, MomentSums, moments_from_sums
 from acclimate_adapters.errors import InputError
-from acclimate_store.add_onnx import NEEDED
-from acclimate_store.architectures import build
+from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.datasets import LabelledImages, labelled_images
-from acclimate_store.errors import GraphError, MeasureError
-from acclimate_store.files import load_weights
-from acclimate_store.manifest import Manifest, Measured
+from acclimate_store.errors import MeasureError
+from acclimate_store.manifest import Measured
 from acclimate_store.plausibility import check_range, other_reading, permuted_classes
-from acclimate_store.versions import next_version, publish, renewed
+from acclimate_store.versions import model_with, next_version, publish, renewed
 
 BATCH: Final = 64
 """Images per pass."""
@@ -119,7 +116,8 @@ def measure(
         _require_plausible(bundle, sums, measured)
     source = sums.source(bundle.model.source, choices.prior)
     manifest = renewed(catalogue, bundle.manifest, new, made, measured=measured)
-    graphs, notes = _graphs(catalogue, key, manifest, source, choices.graphs)
+    model = model_with(catalogue, key, source)
+    graphs, notes = graphs_where_possible(model, spec.shape) if choices.graphs else ({}, ())
     publish(catalogue, key, manifest, source, graphs)
     few = [name for name, rows in zip(classes, measured.rows, strict=True) if rows < FEW]
     if few:
@@ -273,23 +271,3 @@ def _require_plausible(bundle: Bundle, sums: _Sums, measured: Measured) -> None:
                 f"{said}; the bundle says {100 * expected:.1f} %. Are the images of the training side, resized and "
                 f"normalised as in training?\n{way}"
             )
-
-
-def _graphs(
-    catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source, wanted: bool
-) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Graphs of the model with its new source, and why there are none."""
-    if not wanted:
-        return {}, ()
-    lacking = [name for name in NEEDED if find_spec(name) is None]
-    if lacking:
-        return {}, (f'no ONNX graphs: {", ".join(lacking)} not installed; pip install "acclimate[cpu,export]"',)
-    from acclimate_store.onnx_graphs import export_graphs
-
-    net = build(manifest.architecture, manifest.architecture_options, catalogue.allowed_imports)
-    load_weights(net, catalogue.directory(origin))
-    model = FrozenModel.from_module(net, classifier=manifest.classifier, source=source)
-    try:
-        return export_graphs(model, manifest.input.shape, lambda what: None), ()
-    except GraphError as error:
-        return {}, (f"no ONNX graphs, torch will compute: {str(error).splitlines()[0]}",)

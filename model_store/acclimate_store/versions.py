@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from acclimate_adapters import Source
+from acclimate_adapters import FrozenModel, Source
+from acclimate_store.architectures import build
 from acclimate_store.bundle import write_files
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.errors import BundleExists, ManifestError
-from acclimate_store.files import GRAPHS, SOURCE_FILE, SOURCE_RECORD_FILE
+from acclimate_store.files import GRAPHS, SOURCE_FILE, SOURCE_RECORD_FILE, load_weights
 from acclimate_store.manifest import Manifest
 from acclimate_store.sources import encode_source
 
@@ -40,8 +41,16 @@ def renewed(catalogue: Catalogue, manifest: Manifest, new: BundleKey, made: str,
     return changed
 
 
+def model_with(catalogue: Catalogue, key: BundleKey, source: Source) -> FrozenModel:
+    """The network of a bundle, on the CPU, with another source."""
+    manifest = catalogue.manifest(*key)
+    net = build(manifest.architecture, manifest.architecture_options, catalogue.allowed_imports)
+    load_weights(net, catalogue.directory(key))
+    return FrozenModel.from_module(net, classifier=manifest.classifier, source=source)
+
+
 def publish(
-    catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source, graphs: Mapping[str, bytes]
+    catalogue: Catalogue, origin: BundleKey, manifest: Manifest, source: Source, graphs: Mapping[str, bytes | Path]
 ) -> None:
     """Write the bundle of a manifest with the files of its origin, which are shared and not copied, and a new source.
 

@@ -1,18 +1,35 @@
-"""The command `acclimate`, which can be ended from its first moment on."""
+"""The command `acclimate`, which can be ended from its first moment on.
 
+Only the words are here. What a command needs, torch above all, is imported when it runs: `--help` answers at once.
+"""
+
+import argparse
+import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
+from typing import Final
+
+from acclimate_learning import cli as learning
+from acclimate_store import cli as models
+
+DEFAULT_STORE: Final = Path("model_store/bundles")
+"""As `Settings.model_store`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit status is 0, or 2 with one clear message when it cannot."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)
-    from acclimate_service.commands import run  # which takes seconds: torch comes with it
-
-    return run(arguments)
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _end(number: int, _: FrameType | None) -> None:
@@ -21,3 +38,32 @@ def _end(number: int, _: FrameType | None) -> None:
     An exception would be lost in whatever is being imported. Before the command is at work, nothing is to be closed.
     """
     os._exit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="acclimate", description="Adapted predictions for every client.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    server = commands.add_parser("serve", help="answer batches over HTTP; set by ACCLIMATE_* variables")
+    server.set_defaults(run=_by_name("run_server"))
+    one_round = commands.add_parser("round", help="run a federated round among the clients of a running service")
+    one_round.set_defaults(run=_by_name("run_round"))
+    advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
+    advice.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
+    advice.set_defaults(run=_by_name("run_advice"))
+    guard = commands.add_parser("guard", help="what labels made of the answers")
+    guard_commands = guard.add_subparsers(dest="guard_command", required=True)
+    reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
+    reset.set_defaults(run=_by_name("run_reset"))
+    store = Path(os.environ.get("ACCLIMATE_MODEL_STORE") or DEFAULT_STORE)
+    learning.add_import_atp(models.add_parser(commands, store), store)
+    learning.add_parser(commands, store)
+    return parser
+
+
+def _by_name(name: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        from acclimate_service import commands
+
+        return commands.run(getattr(commands, name), options)
+
+    return run

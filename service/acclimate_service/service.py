@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from acclimate_adapters import ConfigurationError, FrozenModel, create, missing, require
+from acclimate_adapters import ConfigurationError, FrozenModel, create, require
 from acclimate_service.clients.admission import Admission
 from acclimate_service.clients.clients import Clients
 from acclimate_service.clients.engine import Batch, Engine
@@ -151,7 +151,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.callback(worker.close)
         low_priority = stack.enter_context(background())
         bundle = await worker.run(partial(_load_bundle, settings), always)
-        configurations = _configurations(settings, bundle.model)
+        configurations = _configurations(settings, bundle)
         names = _challenger_configurations(settings, bundle.model)
         machine = AdapterMachine(
             bundle,
@@ -298,11 +298,6 @@ def _announcements(
     return Announcements(link, dropped, missed, wanted)
 
 
-def default_adapter(model: FrozenModel) -> str:
-    """`atp` for a model with learned rates, which encode the shifts of the source clients; else `none`."""
-    return "none" if missing(create("atp"), model) else "atp"
-
-
 def _load_bundle(settings: Settings) -> Bundle:
     """The model that is to be served; raises BundleError and SettingsError.
 
@@ -323,11 +318,14 @@ def _device(name: str) -> torch.device:
         raise SettingsError(f"ACCLIMATE_DEVICE: {name} is not there: {str(error).splitlines()[0]}") from error
 
 
-def _configurations(settings: Settings, model: FrozenModel) -> Configurations:
-    """The adapters, and what clients begin with that choose none; raises SettingsError."""
+def _configurations(settings: Settings, bundle: Bundle) -> Configurations:
+    """The adapters, and what clients begin with that choose none: what the bundle has proven; raises SettingsError."""
+    name, options = settings.adapter, settings.adapter_options
+    if name is None:
+        name, options = bundle.manifest.default_adapter, {**bundle.manifest.default_options, **options}
     try:
-        configurations = Configurations(settings.adapter or default_adapter(model), settings.adapter_options)
-        require(configurations.adapter(configurations.default), model)
+        configurations = Configurations(name, options)
+        require(configurations.adapter(configurations.default), bundle.model)
     except ConfigurationError as error:
         raise SettingsError(f"ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: {error}") from error
     return configurations

@@ -78,7 +78,8 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             server.heed_signals()
             listener.listen(BACKLOG)
             offered = f"acclimate: {summary(service.bundle.model)}"
-            print(_announcement(service, listener), offered, _computing(service), sep="\n", flush=True)
+            told = _announcement(service, listener), offered, _default_adapter(service), _computing(service)
+            print("\n".join(told), flush=True)
             if not settings.secret:
                 print(_NO_SECRET, flush=True)
             await server.serve(sockets=[listener])
@@ -111,6 +112,13 @@ def _announcement(service: Service, listener: socket.socket) -> str:
         f"acclimate: serving {service.bundle.manifest.key} at http://{f'[{host}]' if ':' in host else host}:{port}, "
         f"state in {where} (durability {service.store_facts.durability})"
     )
+
+
+def _default_adapter(service: Service) -> str:
+    if service.settings.adapter is not None:
+        return f"acclimate: default adapter: {service.settings.adapter}, as ACCLIMATE_ADAPTER says"
+    manifest = service.bundle.manifest
+    return f"acclimate: default adapter: {manifest.default_adapter}, because {manifest.default_reason}"
 
 
 def _computing(service: Service) -> str:

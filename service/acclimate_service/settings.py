@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     """Bundle to serve: `name` for its newest version, or `name/version`."""
 
     adapter: str | None = None
-    """Adapter of every client; by default `atp` when the bundle carries learned rates, else `none`."""
+    """Adapter of every client; by default the one that the bundle has shown to help, else `none`."""
 
     adapter_options: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters of the adapter, as a JSON object."""

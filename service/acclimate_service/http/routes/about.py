@@ -75,6 +75,7 @@ def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...]) -> di
         "classes": list(manifest.classes),
         "input": dict(zip(("channels", "height", "width"), manifest.input.shape, strict=True)),
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},
+        "default_adapter": {"name": manifest.default_adapter, "reason": manifest.default_reason},
         "default": True,
     }
 

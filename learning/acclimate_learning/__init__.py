@@ -1,0 +1,1 @@
+"""What is learned and judged before deployment: simulated clients, adaptation rates, and which adapter to choose."""

@@ -1,0 +1,281 @@
+"""What `acclimate learn`, `evaluate` and `models import-atp` do once their words are understood."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from acclimate_adapters import ADAPTERS, FrozenModel, create, missing
+from acclimate_learning.clients import Client, Population, Role, own_clients, read_pool, simulate
+from acclimate_learning.errors import LearningError
+from acclimate_learning.judging import Judgement, judge
+from acclimate_learning.picture import gains_picture
+from acclimate_learning.rates import Recipe, learn_rates
+from acclimate_store import BundleKey, Catalogue, Manifest
+from acclimate_store.add_onnx import graphs_where_possible
+from acclimate_store.bundle import Bundle
+from acclimate_store.datasets import labelled_images
+from acclimate_store.files import GRAPHS
+from acclimate_store.manifest import HARM, Evidence
+from acclimate_store.versions import model_with, next_version, publish, renewed
+
+CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
+SLOW: Final = ("memo",)
+"""Adapters that take many passes for an image and are judged only if they are named."""
+
+
+def learn(arguments: argparse.Namespace) -> int:
+    """Learn rates, judge them, and publish the next version with both."""
+    catalogue, key, new = _versions(arguments)
+    bundle = catalogue.load(*key)
+    spec = bundle.manifest.input
+    renewed(catalogue, bundle.manifest, new, "")  # refused now, before any work, if it will be
+    clients = _simulated(arguments, bundle, ("teach", "tune", "judge"))
+    recipe = Recipe(rounds=arguments.rounds, cohort=arguments.cohort, lr=arguments.lr, seed=arguments.seed)
+    with _bar("client") as advance:
+        learned = learn_rates(
+            bundle.model, spec, clients["teach"], clients["tune"], recipe,
+            checkpoint=arguments.checkpoint, progress=advance,
+        )  # fmt: skip
+    best = min(learned.losses, key=lambda number: learned.losses[number])
+    print(
+        f"learned in {learned.rounds} rounds with a learning rate of {learned.lr:g}; best after {best}: cross-entropy "
+        f"{learned.losses[best]:.3f}, frozen {learned.losses[0]:.3f} ({len(clients['tune'])} tuning clients)"
+    )
+    source = replace(bundle.model.source, rates=learned.rates)
+    model = model_with(catalogue, key, source)
+    evidence = _judged_rates(arguments, bundle, model, clients["judge"])
+    made = f"Adaptation rates learned from {len(clients['teach'])} clients of {arguments.data.name}, {recipe}."
+    manifest = renewed(catalogue, bundle.manifest, new, made, evidence=evidence)
+    _publish(arguments, catalogue, key, manifest, model)
+    return 0
+
+
+def import_atp(arguments: argparse.Namespace) -> int:
+    """Publish the next version with rates by position, in the order of the authors' program."""
+    catalogue, key, new = _versions(arguments)
+    bundle = catalogue.load(*key)
+    order = authors_order(bundle.model)
+    values = _rates_of(arguments.rates)
+    if len(values) != len(order):
+        raise LearningError(
+            f"{arguments.rates} holds {len(values)} rates, the network has {len(order)} modules: {', '.join(order)}"
+        )
+    rates = dict(zip(order, values, strict=True))
+    manifest = renewed(catalogue, bundle.manifest, new, f"Adaptation rates of {arguments.rates.name}.", evidence=None)
+    model = model_with(catalogue, key, replace(bundle.model.source, rates=rates))
+    _publish(arguments, catalogue, key, manifest, model)
+    print("the default adapter is none until `acclimate evaluate --write` shows a gain")
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Judge adapters, print a table and what to choose, and publish it if asked."""
+    if (arguments.clients is None) == (arguments.data is None):
+        raise LearningError("give --clients, labelled streams, or --data, images from which clients are simulated")
+    catalogue, key, new = _versions(arguments)
+    bundle = catalogue.load(*key)
+    if arguments.write:
+        renewed(catalogue, bundle.manifest, new, "")
+    clients = _streams(arguments, bundle)
+    names = _candidates(arguments.adapters, bundle.model)
+    judged = []
+    with _bar("client") as advance:
+        for name in names:
+            told = judge(bundle.model, bundle.manifest.input, clients, name, progress=lambda: advance(name))  # noqa: B023
+            judged.append(told)
+    of = _words(arguments, clients)
+    evidence = [each.evidence(of) for each in judged]
+    print(_table(judged, evidence, bundle.manifest))
+    chosen = max((e for e in evidence if not e.obstacle), key=lambda e: e.gain, default=None)
+    if chosen:
+        print(f"recommended: {chosen.adapter}, {_in_words(chosen)}")
+    else:
+        print("recommended: none; no adapter gains for certain without harming clients")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_figures(judged, evidence, clients), indent=2) + "\n")
+    if arguments.picture:
+        arguments.picture.write_text(gains_picture(evidence))
+    if arguments.write:
+        kept = {file: catalogue.directory(key) / file for file in GRAPHS if file in bundle.manifest.files}
+        manifest = renewed(catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=chosen)
+        publish(catalogue, key, manifest, bundle.model.source, kept)
+        print(f"{new}: published, default adapter {manifest.default_adapter}")
+    return 0
+
+
+def authors_order(model: FrozenModel) -> tuple[str, ...]:
+    """Names of the modules in the order of the authors' program: layer by layer, running statistics first."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.parameters))
+    for name in model.statistics:  # of layers that have no weight
+        layer = name.rpartition(".")[0]
+        if layer not in layers:
+            layers.append(layer)
+    kinds = ("running_mean", "running_var", "weight", "bias")
+    known = set(model.modules)
+    ordered = [f"{layer}.{kind}" for layer in layers for kind in kinds if f"{layer}.{kind}" in known]
+    others = [name for name in model.modules if name not in ordered]
+    return (*ordered, *others)
+
+
+def _rates_of(path: Path) -> list[float]:
+    try:
+        if path.suffix == ".npy":
+            values: Any = np.load(path, allow_pickle=False)
+        elif path.suffix == ".json":
+            values = json.loads(path.read_text())
+        else:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(values, Mapping):
+            values = next((values[name] for name in ("rates", "adapt_lrs", "alpha") if name in values), values)
+        return torch.as_tensor(values, dtype=torch.float64).flatten().tolist()
+    except Exception as error:  # unpickling raises anything
+        raise LearningError(f"{path} cannot be read as a list of numbers: {error}") from error
+
+
+def _versions(arguments: argparse.Namespace) -> tuple[Catalogue, BundleKey, BundleKey]:
+    catalogue = Catalogue(arguments.store, allowed_imports=tuple(arguments.allow_import))
+    key = catalogue.resolve(*BundleKey.parse(arguments.bundle))
+    newest = catalogue.resolve(key.name)
+    return catalogue, key, BundleKey(key.name, arguments.version or next_version(newest))
+
+
+def _simulated(arguments: argparse.Namespace, bundle: Bundle, roles: Sequence[Role]) -> dict[Role, list[Client]]:
+    data = labelled_images(arguments.data, bundle.manifest.input, bundle.manifest.classes, arguments.by)
+    pool = read_pool(data)
+    population = Population(
+        shift=arguments.shift,
+        partition=arguments.partition,
+        teachers=arguments.teachers,
+        judges=arguments.judges,
+        teacher_images=arguments.teacher_images,
+        judge_images=arguments.judge_images,
+        seed=arguments.seed,
+    )
+    return {role: simulate(pool, population, role) for role in roles}
+
+
+def _streams(arguments: argparse.Namespace, bundle: Bundle) -> list[Client]:
+    """Labelled streams: simulated, or those of real clients."""
+    if arguments.data is not None:
+        return _simulated(arguments, bundle, ("judge",))["judge"]
+    spec, classes = bundle.manifest.input, bundle.manifest.classes
+    if arguments.by is not None:
+        return own_clients(read_pool(labelled_images(arguments.clients, spec, classes, arguments.by)))
+    if not arguments.clients.is_dir():
+        raise LearningError(
+            f"{arguments.clients} is no folder with a folder per client; data in a file need --by COLUMN"
+        )
+    found = []
+    for folder in sorted(path for path in arguments.clients.iterdir() if path.is_dir()):
+        pool = read_pool(labelled_images(folder, spec, classes))
+        order = np.random.default_rng(arguments.seed).permutation(len(pool.labels))  # files lie class by class
+        found.append(Client(folder.name, pool.images[order], pool.labels[order], "its own", "own"))
+    return found
+
+
+def _candidates(asked: str | None, model: FrozenModel) -> list[str]:
+    if asked is not None:
+        names = [name.strip() for name in asked.split(",")]
+        for name in names:
+            lacking = missing(create(name), model)
+            if lacking:
+                raise LearningError(f"{name} needs {', '.join(lacking)}, which the bundle does not have")
+        return names
+    everything = [*sorted(ADAPTERS), *CHAINS]
+    return [n for n in everything if n != "none" and n not in SLOW and not missing(create(n), model)]
+
+
+def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: list[Client]) -> Evidence:
+    with _bar("client") as advance:
+        told = judge(model, bundle.manifest.input, clients, "atp", progress=lambda: advance("judging"))
+    evidence = told.evidence(_words(arguments, clients))
+    print(f"atp on {evidence.clients} held-out clients: {_in_words(evidence)}")
+    kinds = sorted({client.kind for client in clients})
+    for kind in kinds if len(kinds) > 1 else ():
+        rows = [index for index, client in enumerate(clients) if client.kind == kind]
+        print(f"  {kind:<8} {100 * float(told.gains[rows].mean()):+.1f} points on {len(rows)} clients")
+    if evidence.obstacle:
+        print(f"default adapter: none, because {evidence.obstacle}")
+    return evidence
+
+
+def _publish(
+    arguments: argparse.Namespace, catalogue: Catalogue, key: BundleKey, manifest: Manifest, model: FrozenModel
+) -> None:
+    graphs, notes = ({}, ()) if arguments.no_onnx else graphs_where_possible(model, manifest.input.shape)
+    publish(catalogue, key, manifest, model.source, graphs)
+    print(f"{manifest.key}: published, default adapter {manifest.default_adapter}")
+    for note in notes:
+        print(f"  note  {note}")
+
+
+def _words(arguments: argparse.Namespace, clients: Sequence[Client]) -> str:
+    path = arguments.data or arguments.clients
+    if arguments.data is None or arguments.by:
+        return f"{len(clients)} clients of {path.name}"
+    return f"{len(clients)} simulated clients of {path.name}, shift {arguments.shift}, seed {arguments.seed}"
+
+
+def _in_words(evidence: Evidence) -> str:
+    low, high = (f"{100 * value:+.1f}" for value in (evidence.low, evidence.high))
+    return (
+        f"{100 * evidence.gain:+.1f} points over frozen (95 %: {low} to {high}), worst client "
+        f"{100 * evidence.worst:+.1f}, {100 * evidence.harmed:.0f} % harmed by more than {100 * HARM:.0f}"
+    )
+
+
+def _table(judged: Sequence[Judgement], evidence: Sequence[Evidence], manifest: Manifest) -> str:
+    if not judged:
+        return f"{manifest.key} has everything for no adapter; run `acclimate models measure` and `acclimate learn`"
+    frozen = judged[0].frozen
+    lines = [
+        f"{manifest.key}: frozen {100 * frozen.mean():.2f} % on {len(frozen)} clients",
+        f"{'adapter':<18} {'accuracy':>8} {'gain':>6} {'95 % interval':>15} {'worst':>6} {'harmed':>7} "
+        f"{'step':>9} {'state':>9}",
+    ]
+    for told, found in sorted(zip(judged, evidence, strict=True), key=lambda pair: -pair[1].gain):
+        between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+        lines.append(
+            f"{told.adapter:<18} {100 * told.accuracy.mean():>8.2f} {100 * found.gain:>+6.1f} {between:>15} "
+            f"{100 * found.worst:>+6.1f} {100 * found.harmed:>5.0f} % {told.step_ms:>6.1f} ms "
+            f"{told.state_bytes / 1e3:>6.1f} kB" + (f"  failed for {told.failures} clients" if told.failures else "")
+        )
+    return "\n".join(lines)
+
+
+def _figures(judged: Sequence[Judgement], evidence: Sequence[Evidence], clients: Sequence[Client]) -> dict[str, Any]:
+    return {
+        "clients": [{"name": client.name, "shift": client.shift, "images": len(client.labels)} for client in clients],
+        "adapters": [
+            {
+                **found.model_dump(),
+                "accuracy": told.accuracy.tolist(),
+                "frozen": told.frozen.tolist(),
+                "step_ms": told.step_ms,
+                "state_bytes": told.state_bytes,
+                "failures": told.failures,
+            }
+            for told, found in zip(judged, evidence, strict=True)
+        ],
+    }
+
+
+@contextmanager
+def _bar(unit: str) -> Iterator[Callable[[str], None]]:
+    from tqdm import tqdm
+
+    with tqdm(unit=unit, disable=None, leave=False, file=sys.stderr) as bar:
+
+        def advance(what: str) -> None:
+            bar.set_description(what, refresh=False)
+            bar.update()
+
+        yield advance

@@ -1,0 +1,193 @@
+"""`acclimate learn`, `evaluate` and `models import-atp`: from labelled images to a default adapter that is earned."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from acclimate_learning.clients import Pool
+from acclimate_learning.commands import authors_order
+from acclimate_service.cli import main
+from acclimate_store import Bundle, Catalogue
+
+SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
+SMALL = ("--teachers", "3", "--judges", "3", "--teacher-images", "20", "--judge-images", "20", "--no-onnx")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ACCLIMATE_MODEL_STORE", str(tmp_path / "store"))
+    shutil.copytree(SHIPPED / "fashion-cnn", tmp_path / "store/fashion-cnn")
+    return tmp_path / "store"
+
+
+def learn(*words: object) -> int:
+    return main(["learn", "fashion-cnn/1", *SMALL, *map(str, words)])
+
+
+def test_learning_publishes_rates_with_what_they_gain(
+    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert learn("--data", data(), "--rounds", 2, "--lr", 0.01, "--shift", "label") == 0
+    out = capsys.readouterr().out
+    assert "learned in 2 rounds with a learning rate of 0.01; best after" in out
+    assert "atp on 3 held-out clients:" in out
+    manifest = Catalogue(store).manifest("fashion-cnn")
+    assert manifest.version == "2"
+    assert manifest.evidence is not None
+    assert manifest.evidence.of == "3 simulated clients of data.npz, shift label, seed 0"
+    assert (manifest.default_adapter == "atp") == (manifest.evidence.obstacle == "")
+    assert f"fashion-cnn/2: published, default adapter {manifest.default_adapter}" in out
+    old, new = (Catalogue(store).load("fashion-cnn", version).model.source for version in ("1", "2"))
+    assert new.rates != old.rates
+    assert torch.equal(new.confusion_matrix("soft"), old.confusion_matrix("soft"))
+    assert (store / "fashion-cnn/1/model.safetensors").samefile(store / "fashion-cnn/2/model.safetensors")
+
+
+def test_the_same_seed_gives_the_same_bundle(store: Path, data: Callable[..., Path]) -> None:
+    words = ("--data", data(), "--rounds", 2, "--lr", 0.01, "--shift", "label")
+    assert learn(*words, "--as", "first") == learn(*words, "--as", "second") == 0
+    first, second = (Catalogue(store).load("fashion-cnn", version).model for version in ("first", "second"))
+    assert first.content_hash == second.content_hash
+
+
+def test_rates_that_gain_nothing_for_certain_leave_the_default_none(
+    store: Path, data: Callable[..., Path], pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels that are wrong teach rates that harm, and judge them to be so by right ones."""
+    wrong = data()
+    np.savez(wrong, images=pool.images, labels=np.random.default_rng(0).permutation(pool.labels))
+    assert learn("--data", wrong, "--rounds", 2, "--lr", 0.01) == 0
+    assert "default adapter: none, because its gain of" in capsys.readouterr().out
+    main(["models", "show", "fashion-cnn"])
+    assert "default adapter: none, because of atp its gain of" in capsys.readouterr().err
+
+
+def test_real_clients_are_taken_from_a_column(
+    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert learn("--data", data(), "--by", "owners", "--rounds", 1, "--lr", 0.01) == 0
+    assert "held-out clients" in capsys.readouterr().out
+    assert Catalogue(store).manifest("fashion-cnn").evidence.of.endswith("clients of data.npz")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--rounds", 1, "--lr", 1e30), "give --lr"),
+        (("--partition", "even"), "use step, dirichlet:0.3 or pathological:2"),
+        (("--as", "1"), "fashion-cnn/1 is published already"),
+        (("--by", "nobody"), "array nobody is missing"),
+        (("--judge-images", 1000, "--shift", "label"), "give more data, or smaller clients"),
+    ],
+)
+def test_what_cannot_be_learned_is_said_and_nothing_is_published(
+    words: tuple[object, ...], reason: str, store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert learn("--data", data(), *words) == 2
+    assert reason in capsys.readouterr().err
+    assert [path.name for path in (store / "fashion-cnn").iterdir()] == ["1"]
+
+
+def test_evaluating_says_what_to_choose_and_writes_it(
+    store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ("--json", str(tmp_path / "all.json"), "--picture", str(tmp_path / "gains.svg"))
+    names = "atp,bn_adapt,em,atp+em"
+    words = ("evaluate", "fashion-cnn", "--clients", str(data()), "--by", "owners", "--adapters", names, "--write")
+    assert main([*words, *files]) == 0
+    out = capsys.readouterr().out
+    told = {each["adapter"]: each for each in json.loads((tmp_path / "all.json").read_text())["adapters"]}
+    assert set(told) == set(names.split(","))
+    recorded = {"atp": 81.1, "bn_adapt": 75.5, "em": None, "atp+em": None}  # README's table, on these very clients
+    for name, accuracy in recorded.items():
+        if accuracy is not None:
+            assert 100 * np.mean(told[name]["accuracy"]) == pytest.approx(accuracy, abs=0.2)
+        assert f"{name:<18}" in out
+    assert 100 * np.mean(told["atp"]["frozen"]) == pytest.approx(76.4, abs=0.2)
+    earned = [n for n, e in told.items() if e["low"] > 0 and e["harmed"] <= 0.05]
+    best = max(earned, key=lambda name: told[name]["gain"], default="none")
+    assert f"recommended: {best}" in out
+    manifest = Catalogue(store).manifest("fashion-cnn")
+    assert (manifest.version, manifest.default_adapter) == ("2", best)
+    assert (tmp_path / "gains.svg").read_text().count("<rect") == 1 + len(told)
+    old, new = (Catalogue(store).load("fashion-cnn", version, runtime="auto") for version in ("1", "2"))
+    assert old.model.content_hash == new.model.content_hash  # clients keep their states
+    assert old.runtime == new.runtime
+
+
+def test_clients_may_be_folders(store: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classes = Catalogue(store).manifest("fashion-cnn").classes
+    kept = [label for label in range(10) if "/" not in classes[label]]
+    assert pool.owners is not None
+    for client in sorted(set(pool.owners.tolist()))[:2]:
+        rows = [r for r in np.flatnonzero(pool.owners == client) if pool.labels[r] in kept][:30]
+        for row in rows:
+            folder = tmp_path / "clients" / client / classes[pool.labels[row]]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pool.images[row, 0]).save(folder / f"{row}.png")
+    assert main(["evaluate", "fashion-cnn", "--clients", str(tmp_path / "clients"), "--adapters", "em"]) == 0
+    assert "on 2 clients" in capsys.readouterr().out
+
+
+def test_an_adapter_without_its_quantities_is_refused(
+    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("evaluate", "fashion-cnn", "--clients", str(data()), "--by", "owners")
+    assert main([*words, "--adapters", "fed_ade"]) == 2
+    assert "fed_ade needs anchors, which the bundle does not have" in capsys.readouterr().err
+    assert main(["evaluate", "fashion-cnn"]) == 2
+    assert "give --clients, labelled streams, or --data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".json"])
+def test_rates_of_the_authors_program_are_taken_by_position(
+    suffix: str, store: Path, bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = authors_order(bundle.model)
+    values = np.linspace(-0.5, 0.5, len(order))
+    file = tmp_path / f"rates{suffix}"
+    if suffix == ".pt":
+        torch.save(torch.from_numpy(values), file)
+    elif suffix == ".npy":
+        np.save(file, values)
+    else:
+        file.write_text(json.dumps(values.tolist()))
+    assert main(["models", "import-atp", "fashion-cnn", "--rates", str(file), "--no-onnx"]) == 0
+    bundle = Catalogue(store).load("fashion-cnn")
+    assert bundle.model.source.rates == pytest.approx(dict(zip(order, values.tolist(), strict=True)))
+    assert bundle.manifest.default_adapter == "none"
+    np.save(tmp_path / "few.npy", values[1:])
+    assert main(["models", "import-atp", "fashion-cnn", "--rates", str(tmp_path / "few.npy")]) == 2
+    assert "holds 22 rates, the network has 23 modules: conv1.weight, bn1.running_mean" in capsys.readouterr().err
+
+
+def test_the_order_of_the_authors_program_is_layer_by_layer(bundle: Bundle) -> None:
+    """As `order` of the recorded rates says."""
+    norms = [f".{kind}" for kind in ("running_mean", "running_var", "weight", "bias")]
+    expected = [
+        "conv1.weight", *(f"bn1{k}" for k in norms), "conv2.weight", *(f"bn2{k}" for k in norms),
+        "conv3.weight", *(f"bn3{k}" for k in norms), "linear4.weight", "linear4.bias",
+        *(f"bn4{k}" for k in norms), "linear5.weight", "linear5.bias",
+    ]  # fmt: skip
+    assert authors_order(bundle.model) == tuple(expected)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    asked = "import sys, acclimate_service.cli as c; c._parser().format_help(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_store_of_the_command_is_that_of_the_service() -> None:
+    from acclimate_service.cli import DEFAULT_STORE
+    from acclimate_service.settings import Settings
+
+    assert Settings.model_fields["model_store"].default == DEFAULT_STORE
