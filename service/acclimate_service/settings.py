@@ -4,7 +4,7 @@ import os
 import socket
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -13,6 +13,10 @@ from pydantic_settings import SettingsError as UnparsableSetting
 from acclimate_store.runtimes import Choice
 
 PREFIX: Final = "ACCLIMATE_"
+
+
+HostName: TypeAlias = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[A-Za-z0-9._-]+|[0-9A-Fa-f:]+)$")]
+Origin: TypeAlias = Annotated[str, Field(pattern=r"^(\*|https?://[a-z0-9._-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?)$")]
 
 
 class SettingsError(Exception):
@@ -106,11 +110,11 @@ class Settings(BaseSettings):
     """Most bytes of bodies, of the images decoded from them and of exported states, of all requests together; further
     requests get 429. A client may have no more of them than it leaves free; what meets nothing else is always taken."""
 
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[HostName, ...] = ()
     """Names under which the service answers, as a JSON list, such as `["acclimate.example", "*.internal"]`; by default
     those of the machine itself where it listens on a loopback address, and any where it does not."""
 
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[Origin, ...] = ()
     """Origins whose web pages may use the service, as a JSON list, such as `["https://app.example"]`; `["*"]`: all."""
 
     request_timeout_ms: int = Field(30_000, ge=1, le=600_000)

@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from acclimate_service.errors import Problem
 from acclimate_service.http.middleware import SiteMiddleware, hosts_of
+from acclimate_service.settings import SettingsError, read_settings
 
 IMAGES = np.full((1, 28, 28), 7, np.uint8)
 RAW = {"Content-Type": "application/octet-stream", "X-Tensor-Shape": "1,28,28"}
@@ -123,6 +124,23 @@ async def test_an_origin_is_the_services_own_whatever_stands_for_the_usual_port(
     assert await answered(("*",), own) == 200
     assert await answered(("*",), own | {"origin": "https://acclimate.example:444"}) == "origin_not_allowed"
     assert await answered(("*",), own | {"origin": "https://any"}, origins=("*",)) == 200
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CORS_ORIGINS", '["https://app.example/"]'),
+        ("CORS_ORIGINS", '["app.example"]'),
+        ("CORS_ORIGINS", '["https://APP.example"]'),
+        ("ALLOWED_HOSTS", '["http://acclimate.example"]'),
+        ("ALLOWED_HOSTS", '["acclimate.example:8000"]'),
+        ("ALLOWED_HOSTS", "acclimate.example"),
+    ],
+)
+def test_what_no_browser_would_send_is_no_setting(monkeypatch, variable, value):
+    monkeypatch.setenv(f"ACCLIMATE_{variable}", value)
+    with pytest.raises(SettingsError, match=f"ACCLIMATE_{variable}"):
+        read_settings()
 
 
 @pytest.mark.parametrize(

@@ -349,3 +349,46 @@ def test_rows_of_two_requests_of_one_callers_id_are_told_apart(replica, post, st
     rows = [{"request_id": name, "row": 0, "label": 1} for name in (*ids, "same")]
     told = replica.http.post("/clients/twins/feedback", json={"rows": rows}).json()["feedback"]
     assert told == {"counted": 2, "duplicate": 0, "contradicting": 0, "unknown": 1}
+
+
+async def ask(address, request):
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    reply = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return int(reply[9:12])
+
+
+@pytest.mark.parametrize(
+    "line", ["POST /clients/{}/reset", "GET /clients/{}/state", "GET /clients/{}", "DELETE /clients/{}"]
+)
+def test_a_flood_finds_no_room_but_never_a_store_that_is_said_to_be_away(make_replica, post, line):
+    replica = make_replica(max_waiting=32)
+    for number in range(8):
+        assert post(replica, f"cam-{number}", GREY).status_code == 200
+    address = urlsplit(replica.url)
+
+    async def flood():
+        head = " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        requests = [(line.format(f"cam-{number % 8}") + head).encode() for number in range(300)]
+        return await asyncio.gather(*(ask((address.hostname, address.port), request) for request in requests))
+
+    found = set(asyncio.run(flood()))
+    assert found & {200, 204}
+    assert found <= {200, 204, 404, 409, 429}
+
+
+def test_a_batch_is_answered_though_its_caller_sends_no_more(replica):
+    address = urlsplit(replica.url)
+    head = "POST /clients/half/predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Tensor-Shape: 2,28,28\r\n"
+    kind = f"Content-Type: application/octet-stream\r\nContent-Length: {GREY.size}\r\n\r\n"
+    with socket.create_connection((address.hostname, address.port)) as caller:
+        caller.sendall((head + kind).encode() + GREY.tobytes())
+        caller.shutdown(socket.SHUT_WR)
+        caller.settimeout(20)
+        reply = b""
+        while piece := caller.recv(10_000):
+            reply += piece
+    assert b"HTTP/1.1 200 OK" in reply
+    assert b'"committed":true' in reply
