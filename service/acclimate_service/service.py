@@ -41,12 +41,12 @@ from acclimate_service.state import (
     Context,
     Limits,
     Link,
+    Places,
     Policy,
     Probe,
     ReplayQueue,
     Session,
     StateStore,
-    StoreFacts,
     Wire,
     always,
     check,
@@ -85,11 +85,6 @@ class Service:
     challengers: Challengers | None
     rounds: Rounds
     draining: bool = False
-
-    @property
-    def store_facts(self) -> StoreFacts:
-        """What Redis was found to be when it was last asked."""
-        return self.probe.facts
 
     @property
     def version(self) -> str:
@@ -177,6 +172,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
         model, default, replays = bundle.model.content_hash, configurations.default, ReplayQueue()
 
+        places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
+
         def fleet_of(scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
             pools = Pools(wire, limits, scope, settings.tenant, settings.secret)
             fleet = Fleet(pools, policy, alpha=alpha, needed=settings.guard_clients)
@@ -195,6 +192,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                     observer=observer,
                     nonce=f"{settings.replica}~{new_id()}",
                     replays=replays,
+                    places=places if scope == model else None,  # of the others each client has one already
                 )
                 return Session(context)
 

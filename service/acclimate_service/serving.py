@@ -110,7 +110,7 @@ def _announcement(service: Service, listener: socket.socket) -> str:
     where = "the Redis at ACCLIMATE_REDIS_URL" if service.settings.redis_url else f"{service.settings.data_dir}"
     return (
         f"acclimate: serving {service.bundle.manifest.key} at http://{f'[{host}]' if ':' in host else host}:{port}, "
-        f"state in {where} (durability {service.store_facts.durability})"
+        f"state in {where} (durability {service.probe.facts.durability})"
     )
 
 

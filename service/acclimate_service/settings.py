@@ -99,6 +99,9 @@ class Settings(BaseSettings):
     max_pixels: int = Field(4096 * 4096, ge=1)
     """Most pixels of one encoded image."""
 
+    max_clients: int = Field(100_000, ge=1)
+    """Most clients at a time, of all replicas that share the Redis and the tenant; no further one begins."""
+
     max_waiting: int = Field(256, ge=1)
     """Most batches that may be under way, from the reading of their body to their answer; further ones get 429. A
     client may have no more of them than it leaves free, but up to 8 in any case."""

@@ -49,10 +49,6 @@ class StepParameters:
     against: Mapping[str, Decision] = field(default_factory=dict)
     alpha: float = ALPHA
 
-    def by_policy(self, configuration: str) -> Decision:
-        """Whose predictions a client of this configuration is given whose own evidence decides nothing."""
-        return self.against.get(configuration) or self.against.get(EVERY, _ADAPTED)
-
     def encode(self) -> bytes:
         """As it is kept in a journal."""
         against = {name: decision.because for name, decision in self.against.items()}
@@ -149,7 +145,9 @@ class Steps:
         if step.frozen_logits is None or not parameters.request_id:
             return ClientState(state.configuration, step.state), answer(step.logits)
         before = state.record or Record()
-        decision = by_own(before.counts, parameters.alpha) or parameters.by_policy(state.configuration)
+        against = parameters.against
+        by_policy = against.get(state.configuration) or against.get(EVERY, _ADAPTED)
+        decision = by_own(before.counts, parameters.alpha) or by_policy
         frozen, adapted = step.frozen_logits.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
         record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer)
         given = step.frozen_logits if decision.answer == "frozen" else step.logits

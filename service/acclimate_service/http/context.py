@@ -228,7 +228,7 @@ class RequestContext:
             "status": done.status,
             "committed": done.committed,
             "replayed": done.replayed,
-            "durability": self._service.store_facts.durability,
+            "durability": self._service.probe.facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
         }
         head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}

@@ -34,7 +34,7 @@ from acclimate_service.state import (
     StepFailed,
     StoreFull,
 )
-from acclimate_service.state.errors import ForeignValue
+from acclimate_service.state.errors import ForeignValue, TooManyClients
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -236,6 +236,8 @@ def _of_state(error: StateError) -> Problem:
         case RequestRunning(retry_after_ms=wait):
             headers = {"Retry-After": str(max(1, math.ceil(wait / 1000)))}
             return Problem("request_running", f"{error}; ask again", error.committed, headers)
+        case TooManyClients():
+            return Problem("store_full", str(error), error.committed)
         case StoreFull():
             return Problem("store_full", "the state store has no memory left for this change", error.committed)
     code = _OF_STATE.get(type(error), "store_unavailable")

@@ -27,6 +27,7 @@ from acclimate_service.state.errors import (
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.once import Claims
+from acclimate_service.state.places import Places
 from acclimate_service.state.records import Description
 from acclimate_service.state.redis.announcements import Announcements
 from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
@@ -57,6 +58,7 @@ __all__ = [
     "Looked",
     "OtherModel",
     "OutOfOrder",
+    "Places",
     "Policy",
     "Present",
     "Probe",

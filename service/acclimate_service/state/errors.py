@@ -45,6 +45,10 @@ class StateCorrupt(StateError):
     """A stored state failed its verification; only a reset or a DELETE helps."""
 
 
+class TooManyClients(StoreFull):
+    """The tenant has as many clients as it may; no further one begins."""
+
+
 class ForeignValue(StoreUnavailable):
     """A key has a value of another type than the service writes; only a DELETE of its client helps."""
 

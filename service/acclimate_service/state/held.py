@@ -12,6 +12,7 @@ from typing import Generic
 
 from acclimate_service.state.contract import Machine, Observer, Policy, Present, S, Silent, Status
 from acclimate_service.state.limits import Limits
+from acclimate_service.state.places import Places
 from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.replay_queue import ReplayQueue
@@ -74,6 +75,7 @@ class Context(Generic[S]):
         clock: monotonic seconds.
         nonce: names this session in its fences.
         replays: of all sessions of the replica.
+        places: of all clients; None where nobody counts them.
     """
 
     store: StateStore
@@ -86,6 +88,7 @@ class Context(Generic[S]):
     clock: Callable[[], float] = time.monotonic
     nonce: str = field(default_factory=new_id)
     replays: ReplayQueue = field(default_factory=ReplayQueue)
+    places: Places | None = None
 
     @property
     def long_ago(self) -> float:

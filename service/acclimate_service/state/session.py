@@ -17,12 +17,13 @@ clients whose turn is taken.
     await session.evict()
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Generic
 
 from acclimate_service.state.contract import Applied, Looked, Present, Request, S, Start, always
 from acclimate_service.state.entry import Batch
-from acclimate_service.state.errors import ClientUnknown, Contended
+from acclimate_service.state.errors import ClientUnknown, Contended, StateError
 from acclimate_service.state.held import Context, Memory
 from acclimate_service.state.once import Once, refusal, stored
 from acclimate_service.state.reader import Reader
@@ -189,6 +190,9 @@ class Session(Generic[S]):
         outcome = await self._context.store.delete(self._context.client)
         if isinstance(outcome, Conflict):
             raise Contended("the client's batches kept coming between; delete again", outcome.committed)
+        if self._context.places is not None:
+            with suppress(StateError):  # else the place is free once it expires
+                await self._context.places.free(self._context.client)
         return outcome.existed
 
     def doubt(self) -> None:

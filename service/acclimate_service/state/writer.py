@@ -1,6 +1,7 @@
 """Computes one change and makes it durable: by the new state, or by the batch itself, whichever is smaller."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from acclimate_service.state.entry import Batch
 from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
 from acclimate_service.state.held import Context, Held, Memory, Owed
 from acclimate_service.state.journal_records import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
+from acclimate_service.state.places import Places
 from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
 from acclimate_service.state.snapshotter import Snapshotter
@@ -32,6 +34,7 @@ class Writer(Generic[S]):
         self._reader = reader
         self._snapshotter = snapshotter
         self._tasks = tasks
+        self._place_due = -math.inf
 
     async def write(self, held: Held[S], request: Request, work: Batch | Changing[S]) -> WriteOutcome:
         """Compute what follows this state and make it durable. Only an Applied changed anything.
@@ -43,13 +46,23 @@ class Writer(Generic[S]):
 
         Raises:
             StepFailed: the machine failed once the batch was begun.
+            TooManyClients: the client is new, and there are as many as there may be.
             StateError: Redis failed, or the journal is full.
             Exception: whatever `work`, the machine or `request.admit` raised before anything was written.
         """
         self._memory.take()
+        if self._context.places is not None and (not held.seq or self._context.clock() >= self._place_due):
+            with self._kept(held, asyncio.CancelledError):  # nothing of it is sent
+                await self._hold_place(self._context.places, new=not held.seq)
         return await (
             self._fold(held, request, work) if isinstance(work, Batch) else self._rewrite(held, request, work)
         )
+
+    async def _hold_place(self, places: Places, *, new: bool) -> None:
+        """Count the client, as is done when it begins, and again before its place expires."""
+        context = self._context
+        await places.hold(context.client, new=new)
+        self._place_due = context.clock() + context.limits.state_ttl_ms / 2000
 
     async def _fold(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
         if skipped := request.skipped(held.number):

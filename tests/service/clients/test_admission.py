@@ -62,3 +62,15 @@ def test_a_client_that_floods_the_service_does_not_shut_others_out(make_replica,
     gate.open()
     assert light.result().status_code == 200
     assert [reply.result().status_code for reply in flood] == [200] * 9
+
+
+def test_a_tenant_has_so_many_clients_and_a_deleted_one_makes_room(make_replica, stream, post, assert_problem):
+    replica, images = make_replica(max_clients=2, adapter="fedcal"), stream(0, 1)[0][:, 0]
+    for client in ("one", "two", "one"):
+        assert post(replica, client, images).status_code == 200
+    for reply in (post(replica, "three", images), replica.http.put("/clients/three", json={"adapter": "none"})):
+        assert "there are 2 clients; delete some" in assert_problem(reply, 507, "store_full")["detail"]
+    assert replica.keys("three") == {}
+    assert post(replica, "three", images, "?adapt=false").status_code == 200, "nothing is kept of it"
+    replica.http.delete("/clients/two")
+    assert post(replica, "three", images).status_code == 200

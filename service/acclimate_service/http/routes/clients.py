@@ -42,7 +42,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
         """Adapter of a client, and version, size and place of its state."""
         client = client_scope(client_id, service.settings.tenant)
         described = await service.clients.describe(client)
-        state = {**described.state, "durability": service.store_facts.durability}
+        state = {**described.state, "durability": service.probe.facts.durability}
         guard = await service.feedback.of_client(client, described.configuration)
         body = {
             "client_id": client_id,
