@@ -1,5 +1,7 @@
 """Metrics for Prometheus; no client id is ever a label."""
 
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -8,6 +10,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _REPLAY_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 _TIERS = {"warm": "memory", "cold": "none", "reset": "none"}
+_log = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -48,11 +51,57 @@ class Metrics:
             "acclimate_adapter_switches", "Changes to a better candidate.", ["to", "because"], registry=on
         )
         self.state = StateMetrics(on)
+        self.background = Background(on)
         self.ready = Gauge("acclimate_ready", "1 when the service answers batches.", registry=on)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class Background:
+    """Watches over work that nobody waits for: its failures are logged with their cause, counted, and shown."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metrics."""
+        self._failures = Counter(
+            "acclimate_background_failures", "Failures of work that nobody waits for.", ["task"], registry=registry
+        )
+        self._failing = Gauge(
+            "acclimate_background_failing", "1 while the last run of such work failed.", ["task"], registry=registry
+        )
+        self._lasting: set[str] = set()
+
+    async def run(self, task: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work.
+
+        Args:
+            task: what it is, as the metrics name it.
+            work: begins it.
+        """
+        try:
+            await work()
+        except Exception as error:
+            self.failed(task, error)
+        else:
+            self.succeeded(task)
+
+    def failed(self, task: str, error: Exception) -> None:
+        """Work failed; the first of a row of failures is logged with its traceback."""
+        first = task not in self._lasting
+        self._lasting.add(task)
+        self._failures.labels(task).inc()
+        self._failing.labels(task).set(1)
+        _log.warning("%s failed in the background: %r", task, error, exc_info=error if first else None)
+
+    def succeeded(self, task: str) -> None:
+        """Work was done."""
+        self._lasting.discard(task)
+        self._failing.labels(task).set(0)
+
+    def show(self, task: str, *, failing: bool) -> None:
+        """Show how work goes whose failures are logged elsewhere."""
+        self._failing.labels(task).set(failing)
 
 
 class StateMetrics:

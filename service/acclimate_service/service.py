@@ -1,6 +1,7 @@
 """Everything the HTTP interface stands on, opened and closed together."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -82,6 +83,7 @@ class Service:
     engine: Engine
     clients: Clients
     feedback: Feedback
+    fleet: Fleet | None
     challengers: Challengers | None
     rounds: Rounds
     draining: bool = False
@@ -115,6 +117,9 @@ class Service:
         """Why batches cannot be answered now, or not for long; None when they can."""
         if self.draining:
             return "the replica is about to end; send batches to another one"
+        longest = self.settings.request_timeout_ms / 1000
+        if self.worker.busy_s > longest:
+            return f"{self.settings.device} has been at one piece of work for more than {longest:g} s"
         if self.private_redis is not None and self.private_redis.failure is not None:
             return self.private_redis.failure
         return await self.probe.obstacle()
@@ -128,6 +133,8 @@ class Service:
         metrics.journal_entries.set(entries)
         metrics.journal_bytes.set(nbytes)
         metrics.unreplicated.set(self.wire.unreplicated)
+        if self.fleet is not None:
+            self.metrics.background.show("evidence", failing=self.fleet.failure is not None)
 
 
 @asynccontextmanager
@@ -197,19 +204,21 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                 return Session(context)
 
             device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
-            return Sessions(begin, budget, device_cache)
+            waiting = machine.waiting if scope == model else {}  # whosever states they are, they count once
+            return Sessions(begin, budget, metrics.background, device_cache, waiting)
 
         fleet = None if settings.guard == "off" else fleet_of(model, settings.guard, settings.guard_alpha)
         pairs = None
         if settings.auto_switch:
             pairs = fleet_of(scope_of(model, default), "adapt", settings.guard_alpha / len(names))
         champion = Champion(default, pairs, metrics)
-        sessions = sessions_of(model, champion.configuration, settings.cache_bytes, metrics.state)
-        stack.push_async_callback(sessions.aclose, settings.drain_budget_s)
+        beside_bytes = settings.cache_bytes // 4 if names and fleet is not None else 0
+        sessions = sessions_of(model, champion.configuration, settings.cache_bytes - beside_bytes, metrics.state)
 
         def beside(name: str, configuration: str) -> Sessions:
             unseen = StateMetrics(CollectorRegistry())
-            return sessions_of(scope_of(model, name), lambda: configuration, settings.cache_bytes // 4, unseen)
+            budget = beside_bytes // (2 * len(names) if settings.auto_switch else len(names))
+            return sessions_of(scope_of(model, name), lambda: configuration, budget, unseen)
 
         def challenger(name: str, fleet: Fleet) -> Challenger:
             trial = None
@@ -227,19 +236,29 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
         challengers = None
         if fleet is not None and names:
-            challengers = Challengers([challenger(name, fleet) for name in names], settings.candidate_share, fleet)
-            stack.push_async_callback(challengers.aclose, settings.drain_budget_s)
+            each = [challenger(name, fleet) for name in names]
+            challengers = Challengers(each, settings.candidate_share, fleet, metrics.background)
+        stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
 
         announcements = _announcements(link, settings.tenant, model, sessions, challengers, probe)
         announcements.start()
         stack.push_async_callback(announcements.aclose)
         cohorts = Cohorts(wire, limits, model, settings.tenant)
-        rounds = Rounds(bundle.model, configurations, sessions, worker, cohorts, tenant=settings.tenant)
+        rounds = Rounds(
+            bundle.model,
+            configurations,
+            sessions,
+            worker,
+            cohorts,
+            tenant=settings.tenant,
+            background=metrics.background,
+        )
         stack.push_async_callback(rounds.aclose)
 
         replies = Replies(store, model, configurations)
         new_states = NewStates(bundle, configurations, worker)
         evidence = [each for each in (fleet, pairs) if each is not None]
+        forgetting = [*(each.forget for each in evidence), rounds.forget]
         service = Service(
             settings=settings,
             bundle=bundle,
@@ -260,8 +279,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                 fleet=fleet,
                 frozen_on_outage=settings.store_outage == "frozen",
             ),
-            clients=Clients(configurations, sessions, replies, new_states, fleet, evidence),
+            clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
             feedback=Feedback(configurations, sessions, replies, fleet, evidence, metrics),
+            fleet=fleet,
             challengers=challengers,
             rounds=rounds,
         )
@@ -269,6 +289,15 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield service
+
+
+async def _close_sessions(sessions: Sessions, challengers: Challengers | None, budget_s: float) -> None:
+    """Write away what is in memory, the clients' own states first, all within one budget."""
+    until = time.monotonic() + budget_s
+    if challengers is not None:
+        await challengers.stop()
+    for each in (sessions, *(challengers.sessions if challengers else ())):
+        await each.aclose(max(0.0, until - time.monotonic()))
 
 
 def _announcements(

@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     """Deadline of a request that names none of its own, and the longest one it may name."""
 
     cache_bytes: int = Field(256 * 2**20, ge=0)
-    """Memory for the states of recent clients."""
+    """Memory for the states of recent clients, of which those of candidates get a quarter where there are any."""
 
     device_cache_bytes: int = Field(2**30, ge=0)
     """How much of it may be memory of a CUDA device; states beyond wait in the host's memory for their next batch."""

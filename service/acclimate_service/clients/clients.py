@@ -1,7 +1,7 @@
 """What can be done to a client beside sending it batches: configure, enrol, export, import, reset, delete."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -57,21 +57,21 @@ class Clients:
         replies: Replies,
         new_states: NewStates,
         fleet: Fleet | None,
-        evidence: Sequence[Fleet],
+        forgetting: Sequence[Callable[[ClientScope], Awaitable[None]]],
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
         Args:
             configurations, sessions, replies, new_states: of the service.
             fleet: evidence of the clients' adapters, which restarts with a client's state; None if nobody compares.
-            evidence: all that keeps what a client told, and forgets it with the client.
+            forgetting: have what is known of a client beside its state forgotten, once it is deleted.
         """
         self._configurations = configurations
         self._sessions = sessions
         self._replies = replies
         self._new_states = new_states
         self._fleet = fleet
-        self._evidence = evidence
+        self._forgetting = forgetting
 
     async def describe(self, client: ClientScope) -> Described:
         """All about a client's state but the state itself."""
@@ -169,8 +169,8 @@ class Clients:
             deleted = Doubt()
             deleted.learn("unknown")  # the client is gone by now, so nobody may say that nothing was changed
             with deleted:
-                for fleet in self._evidence:
-                    await fleet.forget(request.client)
+                for forget in self._forgetting:
+                    await forget(request.client)
 
     async def _restart_evidence(self, client: ClientScope, applied: Applied) -> None:
         """Restart the evidence of a client that has another state now; its next labels would do so too."""

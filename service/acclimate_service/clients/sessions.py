@@ -4,14 +4,16 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from acclimate_service.clients.requests import ClientRequest, too_late
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
+from acclimate_service.metrics import Background
 from acclimate_service.state import Claims, ClientScope, Request, Session, StateError
 from acclimate_service.state.tasks import Tasks
 
@@ -77,9 +79,20 @@ class Sessions:
         self,
         make: Callable[[ClientScope], ClientSession],
         budget: int,
+        background: Background,
         device_cache: DeviceCache | None = None,
+        waiting: Mapping[int, int] | None = None,
     ) -> None:
-        """Keep at most `budget` bytes of sessions that `make` makes; those on a device have a budget of their own."""
+        """Keep at most `budget` bytes of sessions.
+
+        Args:
+            make: a session.
+            budget: bytes, of states in memory and of what else counts among them.
+            background: watches over what nobody waits for.
+            device_cache: those on a device have a budget of their own.
+            waiting: bytes of states that are still to be written, by their identity: those that are no client's newest
+                any more count in the budget too.
+        """
         self._make = make
         self._budget = budget
         self._kept = budget - budget // _SPARE
@@ -88,10 +101,14 @@ class Sessions:
         self._turns = Turns()
         self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
         self._sizes: dict[str, int] = {}
+        self._newest: dict[str, int] = {}  # identities of the states in memory
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._writing: set[str] = set()  # of those who leave, who are being written away
         self._evicting = asyncio.Semaphore(_AT_ONCE)
         self._replaying: set[str] = set()
         self._checking: asyncio.Task[None] | None = None
+        self._background = background
+        self._waiting = {} if waiting is None else waiting
         self._tasks = Tasks()
         self.nbytes = 0
 
@@ -107,6 +124,8 @@ class Sessions:
             Problem: `deadline_exceeded`, also from within the block, until `request.admit` has been passed there.
         """
         client = wanted.client.client
+        if client in self._leaving:
+            self._keep(client)
         at_once = client in self._sessions and client not in self._turns
         try:
             async with asyncio.timeout(max(0.0, wanted.deadline - time.monotonic())) as limit:
@@ -159,7 +178,7 @@ class Sessions:
     def hand_over(self, client: str) -> None:
         """Give a client to another replica that waits for it, but not while a turn is taken: it will be asked again."""
         if client in self._sessions and client not in self._turns:
-            self._tasks.start(self._hand_over(client))
+            self._tasks.start(self._background.run("hand_over", partial(self._hand_over, client)))
 
     async def aclose(self, budget_s: float) -> None:
         """Evict every session, within so many seconds; what is not evicted has more to replay, and nothing is lost."""
@@ -172,9 +191,16 @@ class Sessions:
         for session in self._sessions.values():
             await session.aclose()
 
+    @property
+    def _used(self) -> int:
+        if not self._waiting:
+            return self.nbytes
+        newest = set(self._newest.values())
+        return self.nbytes + sum(size for state, size in self._waiting.items() if state not in newest)
+
     async def _room_for(self, client: str) -> None:
         """Wait, if the client is a new one, while those who are to leave still use up the budget."""
-        while client not in self._sessions and self.nbytes > self._budget and self._leaving:
+        while client not in self._sessions and self._used > self._budget and self._leaving:
             await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _session(self, client: ClientScope) -> ClientSession:
@@ -192,13 +218,14 @@ class Sessions:
         size = session.nbytes + _OVERHEAD
         self.nbytes += size - self._sizes.get(client, 0)
         self._sizes[client] = size
-        if self.nbytes > self._kept:
+        self._newest[client] = id(session.state)
+        if self.nbytes > self._kept or self._waiting:
             self._shrink(client)
         if self._device_cache is not None:
             self._spare_device(self._device_cache, client, session)
         if session.replay_s is not None and client not in self._replaying:
             self._replaying.add(client)
-            self._tasks.start(self._account_after_replay(client, session))
+            self._tasks.start(self._background.run("replay", partial(self._account_after_replay, client, session)))
 
     async def _account_after_replay(self, client: str, session: ClientSession) -> None:
         """Weigh a state that is computed again for nobody who still waits."""
@@ -218,7 +245,7 @@ class Sessions:
 
     def _shrink(self, latest: str) -> None:
         """Begin to evict what is not to be kept: the latest one if it has no room by itself, else the oldest."""
-        excess = self.nbytes - self._kept - sum(self._sizes.get(client, 0) for client in self._leaving)
+        excess = self._used - self._kept - sum(self._sizes.get(client, 0) for client in self._leaving)
         if excess <= 0:
             return
         homeless = self._sizes.get(latest, 0) > self._kept
@@ -233,7 +260,9 @@ class Sessions:
         """Begin to move states that are beyond the budget of the device's memory to the host's."""
         for client in cache.used(latest, session.state if session else None):
             if client in self._sessions:
-                self._tasks.start(self._unload(client, self._sessions[client], cache))
+                self._tasks.start(
+                    self._background.run("unload", partial(self._unload, client, self._sessions[client], cache))
+                )
 
     async def _unload(self, client: str, session: ClientSession, cache: DeviceCache) -> None:
         state = session.state
@@ -255,20 +284,35 @@ class Sessions:
 
     def _leave(self, client: str) -> asyncio.Task[None]:
         if client not in self._leaving:
-            self._leaving[client] = self._tasks.start(self._evict(client))
+            task = self._leaving[client] = self._tasks.start(
+                self._background.run("evict", partial(self._evict, client))
+            )
+            task.add_done_callback(partial(self._left, client))
         return self._leaving[client]
 
+    def _left(self, client: str, task: asyncio.Task[None]) -> None:
+        if self._leaving.get(client) is task:
+            del self._leaving[client]
+
+    def _keep(self, client: str) -> None:
+        """Let a client stay that was to leave, unless it is being written away already."""
+        if client not in self._writing:
+            self._leaving.pop(client).cancel()
+
     async def _evict(self, client: str) -> None:
-        try:
-            async with self._evicting, self._turns.hold(client):
-                session = self._sessions.get(client)
-                if session is None:
-                    return
+        """Take the turn first: who waits for it must not keep others from leaving."""
+        async with self._turns.hold(client), self._evicting:
+            session = self._sessions.get(client)
+            if session is None:
+                return
+            self._writing.add(client)
+            try:
                 await session.evict()
                 await session.aclose()
-                del self._sessions[client]
-                self.nbytes -= self._sizes.pop(client, 0)
-                if self._device_cache is not None:
-                    self._spare_device(self._device_cache, client, None)
-        finally:
-            self._leaving.pop(client, None)
+            finally:
+                self._writing.discard(client)
+            del self._sessions[client]
+            self.nbytes -= self._sizes.pop(client, 0)
+            self._newest.pop(client, None)
+            if self._device_cache is not None:
+                self._spare_device(self._device_cache, client, None)

@@ -4,7 +4,7 @@ import asyncio
 import platform
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import torch
@@ -27,7 +27,11 @@ _WEIGHED: Final = 16
 
 
 class AdapterMachine:
-    """Makes, changes and serialises the states of one model's clients; equal inputs give equal results."""
+    """Makes, changes and serialises the states of one model's clients; equal inputs give equal results.
+
+    Attributes:
+        waiting: bytes of the states that are to be serialised in the background, by their identity.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class AdapterMachine:
         self._worker = worker
         self._steps = Steps(bundle, configurations, metrics)
         self._background = background
+        self.waiting: dict[int, int] = {}
         self._exact_above = exact_above
         self._state_budget = state_budget
         self._weights = lru_cache(_WEIGHED)(self._weigh)
@@ -90,8 +95,16 @@ class AdapterMachine:
         """The bytes of a state and its record, without the configuration."""
         if self.size(state) <= _QUICK:
             return self._pack(state)
-        executor = None if awaited else self._background
-        return await asyncio.get_running_loop().run_in_executor(executor, self._pack, state)
+        if awaited:
+            return await asyncio.to_thread(self._pack, state)
+        self.waiting[id(state)] = self.size(state)
+        held = [state]  # who gives up lets go of the state at once; the queue of the executor would keep it
+        try:
+            work = partial(self._pack_held, held)
+            return await asyncio.get_running_loop().run_in_executor(self._background, work)
+        finally:
+            held.clear()
+            self.waiting.pop(id(state), None)
 
     async def deserialise(self, config: str, data: bytes) -> ClientState:
         """The state that `serialise` wrote, rounded as the budget of its writer asked for."""
@@ -109,6 +122,9 @@ class AdapterMachine:
 
     def _pack(self, state: ClientState) -> bytes:
         return pack(state, self._state_budget, self._weights(state.configuration))
+
+    def _pack_held(self, held: list[ClientState]) -> bytes:
+        return self._pack(held[0])
 
     def _weigh(self, configuration: str) -> Mapping[str, float]:
         return sensitivity(self._configurations.adapter(configuration), self._bundle.model)

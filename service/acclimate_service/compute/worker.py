@@ -1,6 +1,7 @@
 """The one thread that runs torch, and the queue of those who wait for it."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Worker:
         self._queue: list[_Waiting] = []
         self._group: list[_Waiting] = []  # whose turn it is
         self._undecided = 0  # of these, who have yet to say whether their work is still wanted
+        self._began: float | None = None  # when what is at hand was begun
         self._executor = ThreadPoolExecutor(1, "acclimate-torch")
         self._executor.submit(take_threads, threads).result()
         take_threads(1)
@@ -96,6 +98,11 @@ class Worker:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the work at hand was begun; 0 if there is none."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
 
     def close(self) -> None:
         """Finish the work at hand and stop the thread."""
@@ -144,7 +151,7 @@ class Worker:
 
     def _do(self, group: Sequence[_Waiting]) -> None:
         work = partial(_outcomes, group[0].together, [waiting.work for waiting in group])
-        loop = asyncio.get_running_loop()
+        loop, self._began = asyncio.get_running_loop(), time.monotonic()
         try:
             done = loop.run_in_executor(self._executor, work)
         except RuntimeError as error:  # the thread was stopped
@@ -153,6 +160,7 @@ class Worker:
         done.add_done_callback(partial(self._settle, group))
 
     def _settle(self, group: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
+        self._began = None
         self._begin()
         try:
             outcomes = done.result()

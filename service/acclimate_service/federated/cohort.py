@@ -31,6 +31,7 @@ from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.worker import Worker
 from acclimate_service.errors import Problem
 from acclimate_service.federated.cohorts import Cohort, Cohorts, Layers
+from acclimate_service.metrics import Background
 from acclimate_service.state import (
     Change,
     ClientScope,
@@ -75,6 +76,7 @@ class Rounds:
         model, configurations, sessions, worker: of the service.
         cohorts: what the clients share.
         tenant: whose clients.
+        background: watches over what nobody waits for.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Rounds:
         cohorts: Cohorts,
         *,
         tenant: str,
+        background: Background,
     ) -> None:
         self._model = model
         self._configurations = configurations
@@ -93,12 +96,26 @@ class Rounds:
         self._worker = worker
         self._cohorts = cohorts
         self._tenant = tenant
+        self._background = background
         self._tasks = Tasks()
+        self._noting: dict[str, asyncio.Task[None]] = {}  # the latest of each client
 
     def note(self, client: ClientScope, configuration: str) -> None:
         """Remember in the background that a client is active, which may fail: the next batch tells again."""
         if isinstance(self._configurations.adapter(configuration), FedAde):
-            self._tasks.start(self._cohorts.note(client.client))
+            noting = self._background.run("cohort_note", partial(self._cohorts.note, client.client))
+            task = self._noting[client.client] = self._tasks.start(noting)
+            task.add_done_callback(partial(self._noted, client.client))
+
+    async def forget(self, client: ClientScope) -> None:
+        """Forget that a client was active, which is deleted; raises StateError where Redis fails."""
+        if client.client in self._noting:
+            await asyncio.wait([self._noting[client.client]])
+        await self._cohorts.forget(client.client)
+
+    def _noted(self, client: str, task: asyncio.Task[None]) -> None:
+        if self._noting.get(client) is task:
+            del self._noting[client]
 
     async def run(self, most: int) -> Round:
         """Run one round, or the rest of one that was left unfinished.
@@ -134,10 +151,11 @@ class Rounds:
                 age_ms = (await self._cohorts.load()).age_ms
                 if age_ms is None or age_ms >= 900 * interval_s:
                     await self.run(most)
+                self._background.succeeded("round")
             except RoundBusy:
                 pass
-            except Exception as error:  # whatever it was, the next round may succeed
-                _log.warning("a federated round failed, the last complete version stands: %s", error)
+            except Exception as error:  # the last complete version stands, and the next round may succeed
+                self._background.failed("round", error)
 
     async def aclose(self) -> None:
         """End what runs in the background."""

@@ -20,6 +20,7 @@ from acclimate_service.state.redis.keys import check_model, new_id
 from acclimate_service.state.redis.scripts import (
     COHORT_CHUNK,
     COHORT_FLIP,
+    COHORT_FORGET,
     COHORT_LEASE,
     COHORT_NOTE,
     COHORT_SETTLE,
@@ -88,9 +89,16 @@ class Cohorts:
         args = (client, INDEX_CAP, self._limits.state_ttl_ms)
         await self._wire.run(COHORT_NOTE, (self._key("m"),), args)
 
+    async def forget(self, client: str) -> None:
+        """Remember no longer that a client was active."""
+        await self._wire.run(COHORT_FORGET, (self._key("m"),), (client,))
+
     async def active(self) -> tuple[str, ...]:
-        """Clients by the time they were last active, the last one first."""
-        found: list[bytes] = await self._wire.read("ZREVRANGE", self._key("m"), 0, INDEX_CAP - 1)
+        """Clients by the time they were last active, the last one first; none whose state has expired since."""
+        seconds, _ = await self._wire.read("TIME")
+        oldest = int(seconds) * 1000 - self._limits.state_ttl_ms
+        command = ("ZREVRANGEBYSCORE", self._key("m"), "+inf", oldest, "LIMIT", 0, INDEX_CAP)
+        found: list[bytes] = await self._wire.read(*command)
         return tuple(client.decode() for client in found)
 
     async def lease(self, holder: str) -> int | None:

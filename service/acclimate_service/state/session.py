@@ -51,7 +51,7 @@ class Session(Generic[S]):
         held = self._memory.held or self._reader.progress or self._memory.past
         if held is None:
             return 0
-        return self._context.machine.size(held.state) + sum(len(owed.answer) for owed in held.track.owed.values())
+        return self._context.machine.size(held.state) + sum([len(owed.answer) for owed in held.track.owed.values()])
 
     @property
     def replay_s(self) -> float | None:

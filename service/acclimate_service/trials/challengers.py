@@ -7,7 +7,6 @@ is waiting, or when the client was deleted meanwhile: then it has seen fewer bat
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +21,13 @@ from acclimate_service.compute.steps import StepParameters, image_batch
 from acclimate_service.errors import Problem
 from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
-from acclimate_service.state import Batch, StateError
+from acclimate_service.metrics import Background
+from acclimate_service.state import Batch, ClientDeleted, Contended, RequestRunning
 from acclimate_service.state.tasks import Tasks
 from acclimate_service.trials.promotion import PairedTrial, derived
 
 _MOST_WAITING: Final = 32
+_GIVEN_UP: Final = (ClientDeleted, Contended, Problem, RequestRunning)
 _log = logging.getLogger(__name__)
 
 
@@ -57,12 +58,14 @@ class Challengers:
         challengers: which.
         share: of the requests that they see, 0..1, drawn by their ids so that a repeat is drawn alike.
         fleet: told what the labels say of them.
+        background: watches over what they do.
     """
 
-    def __init__(self, challengers: Sequence[Challenger], share: float, fleet: Fleet) -> None:
+    def __init__(self, challengers: Sequence[Challenger], share: float, fleet: Fleet, background: Background) -> None:
         self._challengers = challengers
         self._share = share
         self._fleet = fleet
+        self._background = background
         self._tasks = Tasks()
         self._waiting = 0
 
@@ -96,12 +99,9 @@ class Challengers:
         for challenger in self._others(current):
             self._start(partial(self._tell, challenger, request, labels, current))
 
-    async def aclose(self, budget_s: float) -> None:
-        """End what runs in the background, and hand the clients over within so many seconds."""
+    async def stop(self) -> None:
+        """End what runs in the background; the sessions are left to whoever closes them."""
         await self._tasks.aclose()
-        until = time.monotonic() + budget_s
-        for sessions in self.sessions:
-            await sessions.aclose(max(0.0, until - time.monotonic()))
 
     def _others(self, current: str) -> Sequence[Challenger]:
         return [challenger for challenger in self._challengers if challenger.configuration != current]
@@ -109,18 +109,17 @@ class Challengers:
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._waiting < _MOST_WAITING:
             self._waiting += 1
-            self._tasks.start(self._quietly(work())).add_done_callback(self._done)
+            running = self._background.run("challenger", partial(self._quietly, work))
+            self._tasks.start(running).add_done_callback(self._done)
 
     def _done(self, _: object) -> None:
         self._waiting -= 1
 
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work
-        except (StateError, Problem) as error:
+            await work()
+        except _GIVEN_UP as error:  # as it may any time: it has seen one batch fewer
             _log.info("a challenger gave up a request: %s", error)
-        except Exception:  # nobody waits for it, so nobody else would tell
-            _log.exception("a challenger failed")
 
     async def _see(
         self, challenger: Challenger, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str

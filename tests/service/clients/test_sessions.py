@@ -1,9 +1,17 @@
 """The states in memory: bounded by bytes, kept while in use, let go without a loss."""
 
+import asyncio
+import gc
+import threading
 import time
+from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
+
+from acclimate_service.clients.requests import ClientRequest
+from acclimate_service.compute.client_state import ClientState
+from acclimate_service.state import ClientScope, random_rid
 
 SMALL = 20_000  # bytes that a session of `none` takes at most
 
@@ -119,3 +127,108 @@ def test_a_delete_by_another_replica_is_obeyed(make_replica, stream, announced):
             assert session.nbytes == 0, "the state is in memory although its client was deleted"
         anew = here.predict("cam", two)
         assert (anew.state.version, anew.state.status) == (1, "cold")
+
+
+async def present():
+    return False
+
+
+def wanted(client):
+    rid = random_rid()
+    return ClientRequest(ClientScope(client), rid, rid, time.monotonic() + 60, present)
+
+
+def test_clients_who_are_kept_by_their_requests_do_not_keep_others_from_leaving(make_replica, post):
+    replica = make_replica(adapter="none", cache_bytes=5 * SMALL)
+    image, sessions, held = np.zeros((1, 28, 28), np.uint8), replica.service.sessions, AsyncExitStack()
+
+    async def come_back():
+        leaving = list(sessions._leaving)
+        for client in leaving:
+            await held.enter_async_context(sessions.turn(wanted(client)))
+        sessions._evicting.release()
+        return leaving
+
+    sessions._evicting = asyncio.Semaphore(0)  # one place for those who leave, once it is given
+    for number in range(14):
+        post(replica, f"new-{number}", image, X_Request_Timeout_Ms="300")
+    assert sessions._leaving
+    back = replica.run(come_back())
+    for later in range(10):
+        assert post(replica, f"later-{later}", image, X_Request_Timeout_Ms="5000").status_code == 200
+    assert set(back) <= set(sessions._sessions), "whoever is at work stays"
+    replica.run(held.aclose())
+    assert settled(replica).nbytes <= 5 * SMALL
+
+
+def alive():
+    """Bytes of all states of `atp` in this process, whoever holds them."""
+    gc.collect()
+    states = [each for each in gc.get_objects() if type(each) is ClientState and each.state.adapter == "atp"]
+    return sum(state.nbytes for state in states)
+
+
+def test_states_that_wait_to_be_written_count_in_the_budget(make_replica, stream):
+    budget, before = 3_000_000, alive()
+    replica, stalled = make_replica(adapter="atp", cache_bytes=budget), threading.Event()
+    machine = replica.service.engine._machine
+    machine._background.submit(stalled.wait)
+    batches = [np.concatenate([images] * 20)[:250] for images in stream(0, 4)]
+    try:
+        with replica.sdk() as sdk:
+            for number in range(8):
+                for images in batches:
+                    sdk.predict(f"cam-{number}", images)
+        settled(replica)
+        one = 400_000
+        assert machine.waiting, "a snapshot is due for each client, and none can be taken"
+        assert alive() - before <= budget + 2 * one
+    finally:
+        stalled.set()
+
+
+def test_candidates_live_within_the_same_budget(make_replica):
+    budget = 8_000_000
+    replica = make_replica(
+        adapter="fedcal", candidates=("none", "em"), candidate_share=1.0, auto_switch=True, cache_bytes=budget
+    )
+    kept = [replica.service.sessions, *replica.service.challengers.sessions]
+    assert len(kept) == 5
+    assert sum(sessions._budget for sessions in kept) <= budget
+
+
+def test_the_end_has_one_budget_for_the_states_of_clients_and_of_candidates(run_service, tmp_path, stream):
+    settings = {"candidates": ("none", "em"), "candidate_share": 1.0, "auto_switch": True, "drain_budget_s": 1.0}
+    with run_service(data_dir=tmp_path, adapter="fedcal", **settings) as replica:
+        with replica.sdk() as sdk:
+            sdk.predict("cam", stream(0, 1)[0])
+        deadline = time.monotonic() + 10
+        while replica.service.challengers._waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
+        kept = [replica.service.sessions, *replica.service.challengers.sessions]
+        assert sum(len(sessions) for sessions in kept) >= 3
+        for sessions in kept:
+            sessions._evicting = asyncio.Semaphore(0)  # nobody can be written away
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.5, "two or more budgets, one after the other"
+
+
+def test_an_eviction_that_fails_is_logged_with_its_cause_counted_and_shown(make_replica, stream, monkeypatch, caplog):
+    replica = make_replica(adapter="none", cache_bytes=0)
+    failing = 'acclimate_background_failing{task="evict"}'
+
+    async def fail(_):
+        raise RuntimeError("no way out")
+
+    (images,) = stream(0, 1)
+    with replica.sdk() as sdk:
+        with monkeypatch.context() as patch:
+            patch.setattr("acclimate_service.clients.sessions.Session.evict", fail)
+            sdk.predict("cam", images)
+            settled(replica)
+        assert replica.metric('acclimate_background_failures_total{task="evict"}') == 1
+        assert replica.metric(failing) == 1
+        assert "no way out" in caplog.text
+        sdk.predict("cam", images)
+        settled(replica)
+    assert replica.metric(failing) == 0

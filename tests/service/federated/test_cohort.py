@@ -250,3 +250,53 @@ def test_replicas_run_rounds_by_themselves_one_per_interval(make_member, stream)
         time.sleep(0.05)
     assert max(versions) <= 2 + (time.monotonic() - began) / 0.9
     assert time.monotonic() - began > 0.8
+
+
+def index(replica):
+    return {client.decode() for client in replica.redis.zrange(f"acc:{{default/~{model_of(replica)}}}:m", 0, -1)}
+
+
+def model_of(replica):
+    return replica.service.bundle.model.content_hash
+
+
+def test_a_deleted_client_is_in_no_index_any_more(make_member, stream):
+    replica = make_member()
+    fill(replica, stream, 2)
+    with replica.sdk() as sdk:
+        sdk.delete("cam-0")
+    await_notes(replica)
+    assert index(replica) == {"cam-1"}
+
+
+def test_clients_whose_state_has_expired_are_in_no_round_and_leave_the_index(make_member, stream):
+    replica = make_member()
+    fill(replica, stream, 2)
+    await_notes(replica)
+    key, long_ago = f"acc:{{default/~{model_of(replica)}}}:m", time.time() - replica.service.settings.state_ttl_s - 60
+    replica.redis.zadd(key, {"expired": 1000 * long_ago})
+    assert set(replica.run(cohorts(replica).active())) == {"cam-0", "cam-1"}
+    with replica.sdk() as sdk:
+        sdk.predict("cam-0", stream(0, 2)[1])
+    await_notes(replica)
+    assert index(replica) == {"cam-0", "cam-1"}
+
+
+def test_a_note_that_fails_is_logged_counted_and_shown_until_one_succeeds(make_member, stream, monkeypatch, caplog):
+    replica = make_member()
+    one, two = stream(0, 2)
+
+    async def fail(_):
+        raise StateCorrupt("the index is no index")
+
+    with replica.sdk() as sdk:
+        with monkeypatch.context() as patch:
+            patch.setattr(cohorts(replica), "note", fail)
+            sdk.predict("cam", one)
+            await_notes(replica)
+        assert replica.metric('acclimate_background_failures_total{task="cohort_note"}') == 1
+        assert replica.metric('acclimate_background_failing{task="cohort_note"}') == 1
+        assert "the index is no index" in caplog.text
+        sdk.predict("cam", two)
+        await_notes(replica)
+    assert replica.metric('acclimate_background_failing{task="cohort_note"}') == 0
