@@ -7,7 +7,7 @@ from pathlib import Path
 
 import acclimate_service
 
-MOST_CALLS = 190
+MOST_CALLS = 192
 MOST_FILES = 42
 OWN = str(Path(acclimate_service.__file__).parent)
 INLINED = {"<listcomp>", "<dictcomp>", "<setcomp>"}
