@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from acclimate_adapters import create, guarded_step
 from acclimate_store import Catalogue
 
-sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `exactly_once`
+sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `exactly_once` and `hostile`
 
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "model_store" / "bundles"
@@ -41,6 +41,10 @@ class Process:
             pytest.fail(f"the service did not start: {log.read_text()}")
         self.adapters = self._process.stdout.readline()
         self.url = self.announcement.partition(" at ")[2].partition(",")[0]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def running(self) -> bool:

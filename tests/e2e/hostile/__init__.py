@@ -1,0 +1,1 @@
+"""Callers that mean harm, and a client that must not notice them."""

@@ -1,0 +1,70 @@
+"""No caller stops another: eight attackers at once, beside a client that asks for five batches a second."""
+
+import json
+import time
+
+import pytest
+from hostile.attackers import ATTACKS
+from hostile.run import attacked, resident_mb, send_batches
+
+SECONDS = 60
+CACHE = 16 * 2**20
+"""Bytes of states in memory: those of the attackers' clients would count as memory that does not come back."""
+
+
+@pytest.fixture
+def service(serve):
+    """A service that has answered for a while: its memory is that of one at work."""
+    started = serve(cache_bytes=CACHE, secret="a secret")
+    send_batches(started.url, "warm", 5)
+    return started
+
+
+def come_back(service, mb: float, seconds: float) -> float:
+    """Memory in MB once it is at most `mb`, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while (now := resident_mb(service.pid)) > mb and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return now
+
+
+@pytest.mark.slow
+def test_eight_attackers_at_once_harm_no_client(service, record_property):
+    before = resident_mb(service.pid)
+    alone = send_batches(service.url, "victim", 20)
+    with attacked(service.url, list(ATTACKS)) as told:
+        beside = send_batches(service.url, "victim", SECONDS)
+        most = resident_mb(service.pid)
+    after = come_back(service, 1.1 * before, 60)
+    figures = {
+        "p99 alone (ms)": 1000 * alone.p99,
+        "p99 beside (ms)": 1000 * beside.p99,
+        "refused": beside.refused,
+        "disturbed": beside.disturbed,
+        "memory before, at the end, after (MB)": [before, most, after],
+        "attackers": told,
+    }
+    record_property("figures", json.dumps(figures))
+    print(json.dumps(figures, indent=1))
+    assert service.running
+    assert not beside.refused
+    assert not beside.disturbed
+    assert [wrong for each in told.values() for wrong in each["wrong"]] == []
+    assert beside.p99 <= 3 * alone.p99
+    assert after <= 1.1 * before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attacker_alone_harms_no_client(service, name):
+    alone = send_batches(service.url, "victim", 10)
+    before = resident_mb(service.pid)
+    with attacked(service.url, [name]) as told:
+        beside = send_batches(service.url, "victim", 15)
+    after = come_back(service, 1.1 * before, 30)
+    print(json.dumps({"p99 alone": alone.p99, "beside": beside.p99, "MB": [before, after], **told}))
+    assert not beside.refused
+    assert not beside.disturbed
+    assert told[name]["wrong"] == []
+    assert beside.p99 <= 3 * alone.p99
+    assert after <= 1.1 * before
