@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from acclimate_adapters import functional
 from acclimate_adapters.adapter import Adapter, Step
 from acclimate_adapters.errors import NumericalError
+from acclimate_adapters.frames import Frames
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.network.model import FrozenModel, require_finite
 from acclimate_adapters.state import State
@@ -18,6 +20,8 @@ SMALLEST_COLLAPSE = 8  # rows; fewer may well show one class only
 
 def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) -> Step:
     """`adapter.step` behind the guard rails.
+
+    Frames that tell nothing, because they are flat or repeat another, are answered and not folded in: see `Frames`.
 
     A step falls back when its logits or its new state are not finite, or when adaptation collapsed: see `collapsed`. An
     adapter that came across no frozen logits is judged by a frozen pass of its own, which is taken only if the whole
@@ -35,14 +39,19 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) 
         x: [B, C, H, W], normalised.
 
     Returns:
-        The step, with two more signals: "collapsed" is 1 when the answer is one class that the frozen model does not
-        see, whether or not that is held against the adapter; "fallback" is 1 when the frozen model answers.
+        The step, with three more signals: "skipped" is the share of the rows that were not folded in; "collapsed" is 1
+        when the answer is one class that the frozen model does not see, whether or not that is held against the
+        adapter; "fallback" is 1 when the frozen model answers.
 
     Raises:
         InputError, StateMismatch: as `Adapter.step`.
         NumericalError: the frozen model itself answers with non-finite numbers.
     """
-    return guard(lambda: adapter.step(model, state, x), state, lambda: model.frozen(model.batch(x)).logits)
+    x = model.batch(x)
+    frames = Frames.of(x)
+    folded = frames.of_step(x)
+    take = partial(guard, lambda: adapter.step(model, state, folded), state, lambda: model.frozen(folded).logits)
+    return frames.answer(model, state, x, take)
 
 
 def guard(take: Callable[[], Step], state: State, frozen_logits: Callable[[], Tensor]) -> Step:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, FrozenOnly, Step
 from acclimate_adapters.balanced.passes import Passes
+from acclimate_adapters.frames import Frames
 from acclimate_adapters.guard import finite, guard
 from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.state import State
@@ -78,16 +79,22 @@ def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | No
     """
     checked = [attempt(partial(_checked, model, work)) for work in works]
     sound = {i: work for i, work in enumerate(checked) if isinstance(work, Work)}
-    frozen = _frozen_passes(model, sound)
-    joint = _joint_steps(model, sound, passes)
+    frames = {i: Frames.of(work.x) for i, work in sound.items()}
+    folding = {i: replace(work, x=frames[i].of_step(work.x)) for i, work in sound.items() if frames[i].folded}
+    frozen = _frozen_passes(model, folding)
+    joint = _joint_steps(model, folding, passes)
 
-    def take(i: int, work: Work) -> Step:
+    def take(i: int) -> Step:
+        work = folding[i]
         pass_of = _once(lambda: frozen[i] if i in frozen else model.frozen(work.x))
         step = guard(lambda: _step(model, work, pass_of, joint.get(i), passes), work.state, lambda: pass_of().logits)
         missing = work.compare and step.frozen_logits is None
         return replace(step, frozen_logits=pass_of().logits) if missing else step
 
-    return [attempt(partial(take, i, work)) if isinstance(work, Work) else work for i, work in enumerate(checked)]
+    def answer(i: int, work: Work) -> Step:
+        return frames[i].answer(model, work.state, work.x, partial(take, i))
+
+    return [attempt(partial(answer, i, work)) if isinstance(work, Work) else work for i, work in enumerate(checked)]
 
 
 def attempt(work: Callable[[], T]) -> T | Exception:

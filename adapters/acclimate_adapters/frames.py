@@ -1,0 +1,142 @@
+"""Frames that tell nothing about a client: answered, but not folded into its state.
+
+A covered camera sends black frames and a stuck one sends the same frame over and over. Whatever a method learns from
+them moves the client's state away from the pictures that follow. Nothing has to be known of the method to see it: such
+frames are left out of the batch that its step is given.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from acclimate_adapters.adapter import Step
+from acclimate_adapters.functional import at_least_float32, entropy
+from acclimate_adapters.network.model import FrozenModel, require_finite
+from acclimate_adapters.state import State
+
+FLAT: Final = 1 / 64
+"""Standard deviation over space up to which a channel is constant but for noise. Inputs are normalised, to 1 about."""
+ALIKE: Final = 1e-6
+"""Largest difference of features that are the same up to rounding, relative to the largest of them."""
+LEFT_OUT: Final = -1
+"""Place of a flat frame."""
+
+
+class Frames(NamedTuple):
+    """The frames of a batch, and which of them are folded in."""
+
+    folded: tuple[int, ...]  # rows: the first of each frame, none that is flat
+    places: tuple[int, ...]  # of each row of the batch: which of those shows the same frame, or LEFT_OUT
+
+    @classmethod
+    def of(cls, x: Tensor) -> Self:
+        """The frames of a batch x [B, C, ...]; rows without spatial axes, [B, C], are no frames and all folded in."""
+        rows = range(len(x))
+        if x.dim() < 3:
+            return cls(tuple(rows), tuple(rows))
+        sums, squares, flat = _measured(x)
+        first: dict[tuple[float, float], int] = {}
+        folded, places = list[int](), list[int]()
+        for row in rows:
+            original = first.setdefault((sums[row], squares[row]), row)
+            if flat[row]:
+                places.append(LEFT_OUT)
+            elif original != row and torch.equal(x[original], x[row]):
+                places.append(places[original])
+            else:
+                places.append(len(folded))
+                folded.append(row)
+        return cls(tuple(folded), tuple(places))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row is folded in."""
+        return len(self.folded) == len(self.places)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether several rows all show one frame."""
+        return len(self.folded) == 1 < len(self.places) and LEFT_OUT not in self.places
+
+    def of_step(self, x: Tensor) -> Tensor:
+        """The rows of the batch that are folded in."""
+        return x if self.complete else x[list(self.folded)]
+
+    def answer(self, model: FrozenModel, state: State, x: Tensor, take: Callable[[], Step]) -> Step:
+        """The answer to the whole batch.
+
+        A flat frame is answered by the frozen model, and a repeated one as its first. The state is kept if nothing is
+        folded in, if all frames are the same, or if their features are.
+
+        Args:
+            model: the frozen model.
+            state: before the batch.
+            x: [B, C, ...], the batch.
+            take: takes the step on `of_step(x)`, one row at least.
+
+        Returns:
+            The step, with one more signal: "skipped" is the share of the rows that were not folded in, 0..1.
+
+        Raises:
+            NumericalError: the frozen model answers a flat frame with non-finite numbers.
+        """
+        if not self.folded:
+            return _unadapted(model, state, x)
+        step = take()
+        kept = self.stuck or _alike(step.features)
+        whole = step if self.complete else self._spread(model, x, step)
+        skipped = 1.0 if kept else 1 - len(self.folded) / len(self.places)
+        return replace(whole, state=state if kept else step.state, signals={**step.signals, "skipped": skipped})
+
+    def _spread(self, model: FrozenModel, x: Tensor, step: Step) -> Step:
+        """The step on the folded rows as one on all rows; signals stay those of the folded rows."""
+        places = torch.tensor(self.places, device=step.logits.device)
+        flat = (places == LEFT_OUT).nonzero().flatten()
+        frozen = model.frozen(x[flat.to(x.device)]) if len(flat) else None
+
+        def spread(rows: Tensor | None, of_flat: Tensor | None) -> Tensor | None:
+            if rows is None or of_flat is None:
+                return None if rows is None else rows[places]
+            return rows[places.clamp_min(0)].index_copy(0, flat, of_flat.to(rows))
+
+        logits = None if frozen is None else require_finite(frozen.logits)
+        features = None if frozen is None else frozen.features
+        answer = spread(step.logits, logits)
+        assert answer is not None
+        return replace(
+            step,
+            logits=answer,
+            frozen_logits=spread(step.frozen_logits, logits),
+            features=spread(step.features, features),
+            uncorrected=spread(step.uncorrected, logits),
+        )
+
+
+def _measured(x: Tensor) -> tuple[list[float], list[float], list[bool]]:
+    """Of each row of x [B, C, ...]: its sum and length, by which equal rows are found, and whether it is flat."""
+    channels = at_least_float32(x).flatten(2)  # [B, C, S]
+    pixels = channels.shape[-1]
+    sums, lengths = channels.sum(-1), torch.linalg.vector_norm(channels, dim=-1)  # [B, C]
+    means, squares = sums / pixels, lengths.square() / pixels
+    # of constant channels the difference of squares is rounding, which grows with them
+    flat = (squares - means.square() <= FLAT**2 + 1e-6 * squares).all(1) & (pixels > 1)
+    total, length, is_flat = torch.stack([sums.sum(1), lengths.sum(1), flat.to(sums)]).tolist()
+    return total, length, [bool(each) for each in is_flat]
+
+
+def _alike(features: Tensor | None) -> bool:
+    """Whether several rows of features [B, d] are all the same."""
+    if features is None or len(features) < 2:
+        return False
+    return bool((features - features[:1]).abs().max() <= ALIKE * features.abs().max())
+
+
+def _unadapted(model: FrozenModel, state: State, x: Tensor) -> Step:
+    """The frozen model's answer to a batch of which nothing is folded in."""
+    frozen = model.frozen(x)
+    logits = require_finite(frozen.logits)
+    signals = {"entropy": float(entropy(logits).mean()), "collapsed": 0.0, "fallback": 1.0, "skipped": 1.0}
+    return Step(logits, state, signals, logits, frozen.features)
