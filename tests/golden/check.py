@@ -1,16 +1,21 @@
 """Compare the adapters, number by number, with recorded outputs of the papers' own programs (of ours for `balanced`).
 
     python tests/golden/check.py tests/golden/A
+    python tests/golden/check.py DIR --network torchvision.models:resnet18
 
 DIR holds a network (model.json, model.safetensors), streams of real images (stream.npz), hyper-parameters
 (hparams.json), tolerances (tolerances.json) and `expected/<method>.npz`. Every expected file is run in float64, which
 is sharp, and in float32, where a ReLU or pooling decision that flips within rounding moves a whole batch: there the
-median over batches and the maximum have a tolerance each.
+median over batches and the maximum have a tolerance each. One that cannot be run fails, and the others go on.
+
+A network that is no row of layers is made by a function, `--network module:callable`, with the `arguments` of
+model.json by name; model.json then needs no `layers`.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +53,7 @@ HAND_MADE_TOLERANCE = {"float64_max_abs": 1e-8, "float32_median_over_batches_of_
 class Case:
     """How one expected file is reproduced, and which of its arrays is the reference in each precision."""
 
-    adapter: Callable[[dict[str, Any]], Adapter]  # hyper-parameters of the file -> adapter
+    adapter: Callable[[dict[str, Any]], Adapter]  # hyper-parameters of the file, and its layers by kind -> adapter
     rates: str = "rates.json"
     float64: str = "logits_f64"
     float32: str = "logits"
@@ -71,12 +76,16 @@ TWO_HEADS_TOLERANCE = {
 }
 
 
+def layers_of(net: nn.Module, kind: type[nn.Module]) -> tuple[str, ...]:
+    """Names of the layers of a kind."""
+    return tuple(name for name, layer in net.named_modules() if isinstance(layer, kind))
+
+
 EM_PRIORS = extras.estimated_priors(("prior", "prior_quapy"), 1e-5)
 BBSE_PRIORS = extras.estimated_priors(("label_dist",), 1e-4)
 ROW_CONSTANT = {"compare": "log-probabilities"}  # the reference normalises no rows
 # no gradient amplifies a decision that flips
 OWN_TOLERANCE = {"float64_max_abs": 1e-8, "float32_max_abs": 1e-4, "float32_median_over_batches_of_max_abs": 1e-4}
-BATCH_NORM_2D = ("bn1", "bn2", "bn3")
 
 CASES: dict[str, Case] = {
     "none": Case(lambda h: create("none")),
@@ -110,7 +119,9 @@ CASES: dict[str, Case] = {
         enrolment=recorded_head,
         tolerance=TWO_HEADS_TOLERANCE,
     ),
-    "fedthe_paper": Case(fedthe, extras=extras.two_heads, enrolment=recorded_head, tolerance=TWO_HEADS_TOLERANCE),
+    "fedthe_paper": Case(
+        lambda h: fedthe(h), extras=extras.two_heads, enrolment=recorded_head, tolerance=TWO_HEADS_TOLERANCE
+    ),
     # the official program has the authors' pseudo-labels only in their simplest form
     "shot": Case(lambda h: create("shot", lr=h["lr"], beta=h["beta"], centroids="soft")),
     "shot_pl": Case(lambda h: create("shot", lr=h["lr"], beta=h["beta"], centroids="soft")),
@@ -118,15 +129,24 @@ CASES: dict[str, Case] = {
     "surgical_block2": Case(lambda h: create("surgical", modules=h["modules"], lr=h["lr"])),
     "t3a": Case(lambda h: create("t3a", filter_k=h["filter_k"])),
     "t3a_k5": Case(lambda h: create("t3a", filter_k=h["filter_k"])),
-    # the official program trains BatchNorm2d only; bn4 is a BatchNorm1d
-    "tent": Case(lambda h: create("tent", lr=h["lr"], layers=BATCH_NORM_2D)),
-    "tent_adam": Case(lambda h: create("tent", lr=h["lr"], optimizer="adam", layers=BATCH_NORM_2D)),
-    "tent_lr2": Case(lambda h: create("tent", lr=h["lr"], layers=BATCH_NORM_2D)),
+    # the official program trains BatchNorm2d only
+    "tent": Case(lambda h: create("tent", lr=h["lr"], layers=h["batch_norm_2d"])),
+    "tent_adam": Case(lambda h: create("tent", lr=h["lr"], optimizer="adam", layers=h["batch_norm_2d"])),
+    "tent_lr2": Case(lambda h: create("tent", lr=h["lr"], layers=h["batch_norm_2d"])),
 }
 
 
-def build_network(description: Mapping[str, Any]) -> nn.Sequential:
-    """A sequential network from the layer list of a model.json; unnamed layers hold no tensors."""
+def build_network(description: Mapping[str, Any], network: str | None = None) -> nn.Module:
+    """The network of a model.json: its layers in a row, or what a function makes; unnamed layers hold no tensors.
+
+    Args:
+        description: the content of model.json.
+        network: the function as `module:callable`.
+    """
+    if network is not None:
+        module, _, function = network.partition(":")
+        made: nn.Module = getattr(importlib.import_module(module), function)(**description.get("arguments", {}))
+        return made
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, layer in enumerate(description["layers"]):
         options = {k: v for k, v in layer.items() if k not in ("name", "type", "note")}
@@ -134,14 +154,20 @@ def build_network(description: Mapping[str, Any]) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def load_model(folder: Path, rates_file: str, dtype: torch.dtype) -> FrozenModel:
-    """The network of a directory with one of its rate files."""
-    description = json.loads((folder / "model.json").read_text())
-    net = build_network(description)
+def load_network(folder: Path, network: str | None = None) -> nn.Module:
+    """The network of a directory with its weights, in evaluation mode."""
+    net = build_network(json.loads((folder / "model.json").read_text()), network)
     missing, unexpected = net.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
-        raise SystemExit(f"{folder}: model.json and model.safetensors do not fit: {missing} {unexpected}")
-    rates = json.loads((folder / rates_file).read_text())["rates"]
+        raise ValueError(f"the network and model.safetensors do not fit: {missing} {unexpected}")
+    return net.eval()
+
+
+def load_model(folder: Path, rates_file: str, dtype: torch.dtype, network: str | None = None) -> FrozenModel:
+    """The network of a directory with one of its rate files, if it has one, frozen."""
+    net = load_network(folder, network)
+    description = json.loads((folder / "model.json").read_text())
+    rates = json.loads((folder / rates_file).read_text())["rates"] if (folder / rates_file).exists() else None
     classes = net.get_submodule(description["head"]).out_features
     prior = torch.full((classes,), 1 / classes, dtype=torch.float64)
     source = Source(prior=prior, rates=rates, **source_quantities(folder))
@@ -191,11 +217,11 @@ def compare(run: Run, expected: np.ndarray, tolerance: Mapping[str, Any], precis
     )
 
 
-def check_training(folder: Path, precision: str) -> Iterator[Verdict]:
+def check_training(folder: Path, precision: str, network: str | None = None) -> Iterator[Verdict]:
     """Adaptation rates learned from labelled batches: each client's, and their mean."""
     recorded = np.load(folder / "expected/atp_train.npz")
     tolerance, suffix = (1e-8, "_f64") if precision == "float64" else (1e-5, "")
-    model = load_model(folder, "rates.json", getattr(torch, precision))
+    model = load_model(folder, "rates.json", getattr(torch, precision), network)
     streams, labels = normalise(folder, recorded["images"][:, None])[:, 0], torch.from_numpy(recorded["labels"])
     for start in ("zero", "half"):
         clients = []
@@ -213,29 +239,41 @@ def check_training(folder: Path, precision: str) -> Iterator[Verdict]:
         yield verdict(f"mean rates from {start}", server, tolerance)
 
 
-def check_file(folder: Path, name: str, precision: str) -> Iterator[Verdict]:
+def check_file(folder: Path, name: str, precision: str, network: str | None = None) -> Iterator[Verdict]:
     """All verdicts on one expected file in one precision."""
     if name == "atp_train":
-        yield from check_training(folder, precision)
+        yield from check_training(folder, precision, network)
         return
     case, dtype = CASES[name], getattr(torch, precision)
     recorded = json.loads((folder / "hparams.json").read_text())
     hyperparameters = recorded.get(name, recorded.get(name.split("_")[0], {}))
     tolerances = json.loads((folder / "tolerances.json").read_text())
     expected = np.load(folder / "expected" / f"{name}.npz")
-    model = load_model(folder, case.rates, dtype)
+    model = load_model(folder, case.rates, dtype, network)
     streams = load_streams(folder, dtype)
-    run = run_adapter(case.adapter(hyperparameters), model, streams, lambda client: case.enrolment(folder, client))
+    kinds = {"batch_norm_2d": layers_of(load_network(folder, network), nn.BatchNorm2d)}
+    adapter = case.adapter({**hyperparameters, **kinds})
+    run = run_adapter(adapter, model, streams, lambda client: case.enrolment(folder, client))
     tolerance = {**tolerances.get(name, HAND_MADE_TOLERANCE), **case.tolerance}
     yield compare(run, expected[getattr(case, precision)], tolerance, precision)
     yield from case.extras(run, expected, precision)
+
+
+def attempted(folder: Path, name: str, precision: str, network: str | None) -> Iterator[Verdict]:
+    """As `check_file`; what it raises is a verdict, too."""
+    try:
+        yield from check_file(folder, name, precision, network)
+    except Exception as error:
+        yield Verdict(f"{type(error).__name__}: {error}", math.nan, math.nan, "", False)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Check every expected file of a directory; 0 when all that can be checked passes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
-    folder = parser.parse_args(arguments).folder
+    parser.add_argument("--network", metavar="MODULE:CALLABLE", help="what makes the network")
+    given = parser.parse_args(arguments)
+    folder: Path = given.folder
     torch.set_num_threads(1)
     files = sorted(path.stem for path in (folder / "expected").glob("*.npz"))
     if not files:
@@ -246,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = CASES.keys() | {"atp_train"}
     for name in (name for name in files if name in known):
         for precision in ("float64", "float32"):
-            for v in check_file(folder, name, precision):
+            for v in attempted(folder, name, precision, given.network):
                 failed += not v.passed
                 word = "pass" if v.passed else "FAIL"
                 numbers = f"{v.median:9.1e}{v.maximum:10.1e}  {v.tolerance:<16}"

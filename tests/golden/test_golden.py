@@ -1,9 +1,13 @@
 """The golden comparisons as tests, one per expected file and precision."""
 
+import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -22,8 +26,6 @@ def test_every_recorded_output_is_reproduced() -> None:
 def test_difference_beyond_its_tolerance_fails(tmp_path: Path) -> None:
     """A checker that cannot fail checks nothing: one logit off by 1e-3 in one file."""
     import shutil
-
-    import numpy as np
 
     shutil.copytree(HERE / "A", tmp_path / "A", ignore=lambda d, names: [n for n in names if n.startswith("atp")])
     path = tmp_path / "A/expected/none.npz"
@@ -44,6 +46,92 @@ def test_directory_without_expected_files_is_said_to_be_empty(tmp_path: Path) ->
     done = subprocess.run([sys.executable, str(HERE / "check.py"), str(tmp_path)], capture_output=True, check=False)
     assert done.returncode == 2
     assert b"holds no .npz" in done.stderr
+
+
+NETWORK = """
+from torch import nn
+
+class Wide(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, stride=3, bias=False), nn.BatchNorm2d(8))
+        self.between = nn.BatchNorm1d(8)
+        self.top = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.top(self.between(self.stem(x).relu().mean((2, 3))))
+"""
+
+
+def other_directory(folder: Path) -> Path:
+    """A directory with a network that is no row of layers, and what two methods answer on it."""
+    import torch
+    from safetensors.torch import save_file
+
+    from acclimate_adapters import FrozenModel, Source, create
+
+    (folder / "expected").mkdir()
+    (folder / "wide_networks.py").write_text(NETWORK)
+    spec = importlib.util.spec_from_file_location("wide_networks", folder / "wide_networks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    net = module.Wide(classes=4).eval()
+    description = {"head": "top", "arguments": {"classes": 4}, "input": {"mean": 0.286, "std": 0.353}}
+    (folder / "model.json").write_text(json.dumps(description))
+    save_file(net.state_dict(), folder / "model.safetensors")
+    (folder / "hparams.json").write_text(json.dumps({"tent": {"lr": 1.0}}))
+    (folder / "tolerances.json").write_text("{}")
+    images = np.load(HERE / "A/stream.npz")["images"][:2, :2, :5]
+    np.savez(folder / "stream.npz", images=images)
+    for precision in (torch.float64, torch.float32):
+        source = Source(prior=torch.full((4,), 0.25))
+        model = FrozenModel.from_module(net.to(precision), classifier="top", source=source)
+        x = ((torch.from_numpy(images).float() / 255 - 0.286) / 0.353).unsqueeze(3).to(precision)
+        for name, adapter in {"none": create("none"), "tent": create("tent", lr=1.0, layers=("stem.1",))}.items():
+            answers = []
+            for stream in x:
+                state = adapter.init(model)
+                for batch in stream:
+                    step = adapter.step(model, state, batch)
+                    answers.append(step.logits.numpy())
+                    state = step.state
+            key = "logits" if precision is torch.float32 else "logits_f64"
+            path = folder / "expected" / f"{name}.npz"
+            known = dict(np.load(path)) if path.exists() else {}
+            np.savez(path, **known, **{key: np.stack(answers).reshape(2, 2, 5, 4)})
+    return folder
+
+
+def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HERE / "check.py"), str(folder), *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_any_network_is_checked_and_its_layers_are_found_by_their_kind(tmp_path: Path) -> None:
+    done = check(other_directory(tmp_path), "--network", "wide_networks:Wide")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(line.endswith("pass") for line in done.stdout.splitlines()) == 4
+
+
+def test_file_that_cannot_be_run_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    folder = other_directory(tmp_path)
+    np.savez(folder / "expected/atp_batch.npz", logits=np.zeros(1), logits_f64=np.zeros(1))  # there are no rates
+    (folder / "expected/em.npz").write_bytes(b"cut off")
+    done = check(folder, "--network", "wide_networks:Wide")
+    assert done.returncode == 1
+    verdicts = {tuple(line.split()[:2]): line.split()[-1] for line in done.stdout.splitlines()[1:-1]}
+    assert [verdicts[name, "float64"] for name in ("atp_batch", "em", "none", "tent")] == [
+        "FAIL",
+        "FAIL",
+        "pass",
+        "pass",
+    ]
+    assert "needs rates" in done.stdout
+    assert done.stderr == ""
 
 
 @pytest.fixture(autouse=True)
