@@ -230,6 +230,7 @@ def _state(value: object) -> StateInfo:
         replayed=_typed(str, fields["replayed"]),
         durability=_typed(str, fields.get("durability", "unknown")),
         lost=_typed(int, fields.get("lost", 0)),
+        skipped=_typed(bool, fields.get("skipped", False)),
     )
 
 

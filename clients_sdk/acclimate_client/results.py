@@ -37,6 +37,8 @@ class StateInfo:
         durability: What survives a crash of Redis's host: always (all that was acknowledged), everysec (all but
             the last 2 s or so), none or unknown.
         lost: Number of acknowledged changes that Redis lost, 0 unless rolled_back.
+        skipped: Whether images of the batch tell nothing, being of one colour or copies of another, and were answered
+            without the state learning from them; the signal of that name says what share.
     """
 
     version: int
@@ -45,6 +47,7 @@ class StateInfo:
     replayed: str
     durability: str = "unknown"
     lost: int = 0
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

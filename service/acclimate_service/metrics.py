@@ -40,6 +40,9 @@ class Metrics:
             "acclimate_step_rows", "Images that were answered together.", buckets=_SIZES, registry=on
         )
         self.rows = Counter("acclimate_rows", "Images answered.", registry=on)
+        self.skipped_rows = Counter(
+            "acclimate_skipped_rows", "Images that tell nothing: answered, not folded into a state.", registry=on
+        )
         self.fallbacks = Counter("acclimate_fallbacks", "Steps that the guard rails answered unadapted.", registry=on)
         self.waiting = Gauge("acclimate_waiting", "Batches in the queue or at work.", registry=on)
         self.labels = Counter("acclimate_labels", "Labels told, by what became of them.", ["result"], registry=on)

@@ -285,7 +285,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             challengers=challengers,
             rounds=rounds,
         )
-        await service.engine.warm_up(np.zeros((2, *bundle.manifest.input.shape), np.uint8), default)
+        # noise, since no step is taken on flat pictures
+        noise = np.random.default_rng(0).integers(0, 256, (2, *bundle.manifest.input.shape), np.uint8)
+        await service.engine.warm_up(noise, default)
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield service

@@ -141,6 +141,7 @@ class Steps:
     def _done(self, job: Job, step: Step) -> Done:
         state, parameters = job.state, job.parameters
         self._metrics.fallbacks.inc(bool(step.signals.get("fallback")))
+        self._metrics.skipped_rows.inc(skipped_rows(step))
         answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:
             return ClientState(state.configuration, step.state), answer(step.logits)
@@ -155,6 +156,12 @@ class Steps:
         if switched or decision.answer == "frozen":
             guard = {"answering": decision.answer, "because": decision.because, "switched": switched}
         return ClientState(state.configuration, step.state, record), answer(given, guard, parameters.request_id)
+
+
+def skipped_rows(step: Step) -> int:
+    """How many images of a batch tell nothing and were not folded into the state."""
+    share = step.signals.get("skipped", 0.0)
+    return round(share * len(step.logits)) if isinstance(share, float) else 0
 
 
 def _encode(

@@ -230,6 +230,7 @@ class RequestContext:
             "replayed": done.replayed,
             "durability": self._service.probe.facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
+            **({"skipped": True} if done.skipped else {}),
         }
         head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id
