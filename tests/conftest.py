@@ -64,6 +64,18 @@ def labelled() -> Callable[[int, int], tuple[Images, NDArray[np.int64]]]:
 
 
 @pytest.fixture(scope="session")
+def shade() -> Callable[[int], Images]:
+    """A batch of one image that tells itself apart by its first pixel; of many shades, as flat ones are skipped."""
+
+    def image(value: int) -> Images:
+        made = (np.arange(28 * 28) % 251).astype(np.uint8).reshape(1, 28, 28)
+        made[0, 0, 0] = value
+        return made
+
+    return image
+
+
+@pytest.fixture(scope="session")
 def stream() -> Callable[..., list[Images]]:
     """Batches of one recorded client, over and over."""
     streams = load_streams(STREAMS)

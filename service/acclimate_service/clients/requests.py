@@ -14,9 +14,6 @@ from acclimate_service.compute.steps import GUARDED
 from acclimate_service.errors import CommittedField, Problem
 from acclimate_service.state import Applied, ClientScope, Description, Looked, StateStore
 
-_SKIPPED: Final = b'"skipped":'
-_NONE_SKIPPED: Final = b'"skipped":0.0,', b'"skipped":0.0}'
-"""The signal of that name, as it stands in an answer."""
 _TAG: Final = re.compile(r'"v(\d{1,15})"')
 _UNAVAILABLE: Final[Mapping[str, Any]] = {"predictions": [], "signals": {}}
 """Stands for the answer of an applied batch that is no longer stored."""
@@ -88,12 +85,6 @@ class Reply:
         """What the answer says."""
         members: Mapping[str, Any] = orjson.loads(self.answer)
         return members
-
-    @property
-    def skipped(self) -> bool:
-        """Whether images of the batch tell nothing and were not folded into the state."""
-        at = self.answer.find(_SKIPPED)
-        return at >= 0 and not self.answer.startswith(_NONE_SKIPPED, at)
 
 
 def too_late(replay_s: float | None = None, committed: CommittedField = False) -> Problem:

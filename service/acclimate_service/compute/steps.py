@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import orjson
@@ -141,7 +141,7 @@ class Steps:
     def _done(self, job: Job, step: Step) -> Done:
         state, parameters = job.state, job.parameters
         self._metrics.fallbacks.inc(bool(step.signals.get("fallback")))
-        self._metrics.skipped_rows.inc(skipped_rows(step))
+        self._metrics.skipped_rows.inc(round(cast(float, step.signals["skipped"]) * len(step.logits)))
         answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:
             return ClientState(state.configuration, step.state), answer(step.logits)
@@ -156,12 +156,6 @@ class Steps:
         if switched or decision.answer == "frozen":
             guard = {"answering": decision.answer, "because": decision.because, "switched": switched}
         return ClientState(state.configuration, step.state, record), answer(given, guard, parameters.request_id)
-
-
-def skipped_rows(step: Step) -> int:
-    """How many images of a batch tell nothing and were not folded into the state."""
-    share = step.signals.get("skipped", 0.0)
-    return round(share * len(step.logits)) if isinstance(share, float) else 0
 
 
 def _encode(

@@ -51,6 +51,8 @@ _ONCE: Final = (
     "x-tensor-shape",
 )
 """Headers that decide what a request means: one that is there twice means two things."""
+_SKIPPED: Final = re.compile(rb'"skipped":(?!0\.0[,}])')
+"""The signal of that name in an answer, unless it is 0."""
 _TIMEOUT_MS: Final = re.compile(r"[0-9]{1,6}")
 _LONGEST_TIMEOUT_MS: Final = 600_000
 
@@ -230,7 +232,7 @@ class RequestContext:
             "replayed": done.replayed,
             "durability": self._service.probe.facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
-            **({"skipped": True} if done.skipped else {}),
+            **({"skipped": True} if _SKIPPED.search(done.answer) else {}),
         }
         head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack, suppress
 
-import numpy as np
 import pytest
 
 from acclimate_service.clients.admission import DynamicThreshold
@@ -46,11 +45,13 @@ def test_places_that_are_given_back_are_free_again_and_leave_nothing_behind():
     assert not admission._taken
 
 
-def test_a_client_that_floods_the_service_does_not_shut_others_out(make_replica, gate, pool, post, assert_problem):
+def test_a_client_that_floods_the_service_does_not_shut_others_out(
+    make_replica, gate, pool, post, assert_problem, shade
+):
     gate.shut = False
     replica = make_replica(adapter="gated", max_waiting=17)
     gate.shut = True
-    image = np.zeros((1, 28, 28), np.uint8)
+    image = shade(0)
     flood = []
     for number in range(9):
         flood.append(pool.submit(post, replica, "flood", image))

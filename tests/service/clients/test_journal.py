@@ -94,9 +94,9 @@ def test_replicas_with_other_thresholds_and_without_journal_agree(make_replica, 
     assert close(answers, serial.probabilities("atp", batches))
 
 
-def test_a_step_that_fails_after_its_batch_was_written_is_taken_back(make_replica, post, assert_problem):
+def test_a_step_that_fails_after_its_batch_was_written_is_taken_back(make_replica, post, assert_problem, shade):
     replica = make_replica(adapter="failing", inline_max=1)
-    white, black = np.full((1, 28, 28), 255, np.uint8), np.zeros((1, 28, 28), np.uint8)
+    white, black = shade(255), shade(0)
     assert post(replica, "cam", black).json()["state"]["version"] == 1
     failed = assert_problem(post(replica, "cam", white, Idempotency_Key="k"), 500, "step_failed")
     assert failed["retryable"] is False

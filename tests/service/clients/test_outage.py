@@ -126,11 +126,11 @@ def test_the_sdk_outlasts_an_outage_without_applying_twice(redis, make_replica, 
         assert sdk.get("cam").state.version == 2
 
 
-def test_an_outage_in_the_middle_of_a_step_is_not_called_committed(redis, make_replica, gate, pool, post):
+def test_an_outage_in_the_middle_of_a_step_is_not_called_committed(redis, make_replica, gate, pool, post, shade):
     gate.shut = False
     replica = make_replica(redis_url=redis.url, adapter="gated")
     gate.shut = True
-    images = np.full((1, 28, 28), 7, np.uint8)
+    images = shade(7)
     call = pool.submit(post, replica, "cam", images, Idempotency_Key="k")
     gate.wait_for_a_step()
     redis.stop()

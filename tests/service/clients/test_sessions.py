@@ -95,11 +95,11 @@ def test_a_client_that_has_no_room_by_itself_pushes_nobody_out(make_replica, str
         assert sdk.get("large").state.tier == "redis"
 
 
-def test_a_client_at_work_stays_in_memory(make_replica, gate, pool, post):
+def test_a_client_at_work_stays_in_memory(make_replica, gate, pool, post, shade):
     gate.shut = False
     replica = make_replica(adapter="gated", cache_bytes=SMALL)
     gate.shut = True
-    image = np.zeros((1, 28, 28), np.uint8)
+    image = shade(0)
     busy = pool.submit(post, replica, "busy", image)
     gate.wait_for_a_step()
     for number in range(5):

@@ -11,7 +11,7 @@ CLIENTS = 8
 
 
 @pytest.fixture
-def busy(make_replica, gate, pool, post):
+def busy(make_replica, gate, pool, post, shade):
     """A service whose thread is held up by a step of the client `gatekeeper`; `gate.open()` lets it go."""
 
     def make(**settings):
@@ -20,7 +20,7 @@ def busy(make_replica, gate, pool, post):
         with replica.sdk() as sdk:
             sdk.configure("gatekeeper", "gated")
         gate.shut = True
-        held = pool.submit(post, replica, "gatekeeper", np.zeros((1, 28, 28), np.uint8))
+        held = pool.submit(post, replica, "gatekeeper", shade(0))
         gate.wait_for_a_step()
         return replica, held
 

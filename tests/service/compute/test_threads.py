@@ -90,7 +90,7 @@ def test_a_step_takes_one_thread_where_the_network_runs_elsewhere(name, threads)
     steps = Steps(Bundle(bundle.manifest, model, "elsewhere"), configurations, Metrics())
     adapter = configurations.adapter(configurations.default)
     state = ClientState(configurations.default, adapter.init(model))
-    images = np.zeros((3, *bundle.manifest.input.shape), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (3, *bundle.manifest.input.shape), np.uint8)
     steps.take([Job(state, image_batch(images), StepParameters(request_id="r"))])
     assert set(seen) <= {threads}
     assert torch.get_num_threads() == 2

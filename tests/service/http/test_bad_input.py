@@ -248,10 +248,10 @@ def test_request_ids_of_the_caller_come_back_beside_that_of_the_service_when_sou
 
 
 def test_a_failing_adapter_is_500_changes_nothing_and_is_logged_with_the_request(
-    make_replica, post, assert_problem, caplog
+    make_replica, post, assert_problem, caplog, shade
 ):
     replica = make_replica(adapter="failing")
-    white = np.full((1, 28, 28), 255, np.uint8)
+    white = shade(255)
     assert post(replica, "cam", GREY[None]).status_code == 200
     before = replica.keys("cam")
     reply = post(replica, "cam", white, X_Request_Id="trace-7", Idempotency_Key="k")
