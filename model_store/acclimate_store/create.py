@@ -110,6 +110,9 @@ def _completed(told: Description) -> Description:
         found = _from_timm(name)
     else:
         found = {}
+    rule = found.get("resize")
+    if rule and told.shape and rule.result != told.shape[-2:]:
+        del found["resize"]  # which is for another size than the user's
     if told.architecture in AUXILIARY:
         found["options"] = {"aux_logits": False, "init_weights": False}
     unsaid = {key: value for key, value in found.items() if key == "architecture" or not getattr(told, key)}
