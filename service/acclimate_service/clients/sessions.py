@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.metrics import Background
 from acclimate_service.state import Claims, ClientScope, Request, Session, StateError
+from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.tasks import Tasks
 
 _log = logging.getLogger(__name__)
@@ -127,6 +129,7 @@ class Sessions:
         if client in self._leaving:
             self._keep(client)
         at_once = client in self._sessions and client not in self._turns
+        DEADLINE.set(wanted.deadline)
         try:
             async with asyncio.timeout(max(0.0, wanted.deadline - time.monotonic())) as limit:
 
@@ -151,6 +154,8 @@ class Sessions:
             if session is None:
                 raise too_late() from None
             raise too_late(session.replay_s, "unknown" if session.knows(wanted.rid) else False) from None
+        finally:
+            DEADLINE.set(math.inf)
 
     def peek(self, client: ClientScope) -> ClientSession | None:
         """The session of a client, if there is one, to be looked at only."""

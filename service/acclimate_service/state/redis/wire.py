@@ -11,9 +11,12 @@ copy says nothing of an earlier one without reply.
 import asyncio
 import itertools
 import logging
+import math
 import random
 import re
+import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from redis import exceptions as failures
@@ -30,6 +33,12 @@ Command: TypeAlias = tuple[Argument, ...]
 
 _HOPS: Final = 5
 """Servers that may send an exchange on before it counts as refused."""
+DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
+"""Until when the caller of the present request waits (`time.monotonic()`); an exchange begun before ends by then."""
+_LEAST_S: Final = 1.0
+"""What an exchange is given that begins just before the deadline."""
+_MARGIN_S: Final = 0.1
+"""For the reply, which is to be with the caller by the deadline."""
 _LONGEST_PAUSE: Final = 0.25
 """Before a repeat (s)."""
 _KEYLESS: Final = ("PING", "INFO", "TIME", "CONFIG", "SCAN")
@@ -119,21 +128,27 @@ class Wire:
     async def _deliver(self, command: Command, target: Target, script: Script | None = None) -> Reply:
         clock, decides = asyncio.get_running_loop().time, script is not None and script.decides
         unsettled, patient_until = False, clock() + self._link.patience
-        for repeat in itertools.count():
-            try:
-                return Reply(await self._exchange(command, target, script), unsettled)
-            except Unreachable as error:
-                lost: Exception = error
-            except (failures.ResponseError, *_DENIED) as error:
-                if not (self._link.patience and isinstance(error, _PASSING)):
-                    raise _failure(error, decides, unsettled) from error
-                lost = error
-            except _NETWORK as error:
-                lost, unsettled = error, decides
-            if repeat >= self._resend and clock() >= patient_until:
-                break
-            await self._link.refresh()
-            await asyncio.sleep(random.uniform(0, min(self._jitter * 2**repeat, _LONGEST_PAUSE)))
+        left = DEADLINE.get() - time.monotonic()
+        limit = max(_LEAST_S, left - _MARGIN_S) if 0 < left < math.inf else None
+        try:
+            async with asyncio.timeout(limit):
+                for repeat in itertools.count():
+                    try:
+                        return Reply(await self._exchange(command, target, script), unsettled)
+                    except Unreachable as error:
+                        lost: Exception = error
+                    except (failures.ResponseError, *_DENIED) as error:
+                        if not (self._link.patience and isinstance(error, _PASSING)):
+                            raise _failure(error, decides, unsettled) from error
+                        lost = error
+                    except _NETWORK as error:
+                        lost, unsettled = error, decides
+                    if repeat >= self._resend and clock() >= patient_until:
+                        break
+                    await self._link.refresh()
+                    await asyncio.sleep(random.uniform(0, min(self._jitter * 2**repeat, _LONGEST_PAUSE)))
+        except TimeoutError:
+            raise StoreUnavailable("Redis does not answer before the deadline", _effect(decides)) from None
         raise _failure(lost, decides, unsettled) from lost
 
     async def _exchange(self, command: Command, target: Target, script: Script | None) -> Any:
