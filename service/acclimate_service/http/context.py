@@ -181,14 +181,15 @@ class RequestContext:
 
         Args:
             work: blocking from one of its steps to the next.
-            nbytes: of the body, if it is a small array, which the event loop reads faster than any thread.
+            nbytes: of the body. An array is read at once: on the event loop if it is small, which no thread is faster
+                at, else in a thread that no pictures are waited for in.
 
         Raises:
             Problem: `too_many_requests`; `deadline_exceeded`, once the deadline has passed or the caller has left.
             PayloadError: what the work raises.
         """
-        if nbytes <= _ON_LOOP and media_type(self.content_type) in _ARRAYS:
-            return complete(work)
+        if media_type(self.content_type) in _ARRAYS:
+            return complete(work) if nbytes <= _ON_LOOP else await asyncio.to_thread(complete, work)
         loop = asyncio.get_running_loop()
         with self._intake.decoding.hold(self.client.client):
             while not (done := await loop.run_in_executor(self._intake.threads, _slice, work)):

@@ -146,8 +146,9 @@ def _png(data: bytes) -> tuple[int, int, int, Decode]:
         key = b""
 
     def decode() -> Image.Image:
-        _check_inflated(pixels, expected)
         image = _loaded(PngImagePlugin.PngImageFile, b"".join(kept), width, height)
+        if interlaced or not np.asarray(image.crop((0, height - 1, width, height))).any():
+            _check_inflated(pixels, expected)  # only then: a last row that is not black was there, and all before it
         return _without_key(image, depth, key, b"".join(kept)) if key else image
 
     return width, height, orientation, decode

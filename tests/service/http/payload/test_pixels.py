@@ -163,7 +163,7 @@ def test_a_png_with_missing_rows_is_refused(refusal, input_spec, rows, interlace
     data = png(drawn(8, 3), 8, 2, rows=rows, interlaced=interlaced)
     error = refusal(data, "image/png", input_spec(height=HEIGHT, width=WIDTH))
     assert error.code == "undecodable_image"
-    assert "rows are missing" in error.detail
+    assert "rows are missing" in error.detail or "truncated" in error.detail
 
 
 def gradient():
