@@ -9,6 +9,7 @@ import asyncio
 import logging
 import resource
 import socket
+import time
 import uuid
 from contextlib import suppress
 from typing import Any, Final
@@ -38,6 +39,7 @@ _FIRST_LOOK_S: Final = 0.005
 _LOOK_S: Final = 0.1
 _LOG_EVERY_S: Final = 10.0
 _log = logging.getLogger(__name__)
+_complaints: dict[str, float] = {}
 
 
 def most_connections() -> int:
@@ -46,10 +48,16 @@ def most_connections() -> int:
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, files - _OTHER_FILES))
 
 
+def _complain(message: str, *facts: object) -> None:
+    """Log a warning, but each one not more often than an operator can read: callers can bring about any number."""
+    now = time.monotonic()
+    if now - _complaints.get(message, float("-inf")) >= _LOG_EVERY_S:
+        _complaints[message] = now
+        _log.warning(message, *facts)
+
+
 class Http1(HttpToolsProtocol):
     """One connection."""
-
-    _last_complaint: float = float("-inf")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve a connection, if there is room for it."""
@@ -239,12 +247,7 @@ class Http1(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """Close a connection that never sent a request, or else this one."""
-        now = self.loop.time()
-        if now - Http1._last_complaint >= _LOG_EVERY_S:
-            Http1._last_complaint = now
-            _log.warning(
-                "there are more than %d connections; silent ones are closed, others refused", most_connections()
-            )
+        _complain("there are more than %d connections; silent ones are closed, others refused", most_connections())
         for other in self.connections:
             if (
                 isinstance(other, Http1)
@@ -368,7 +371,7 @@ class JoiningTransport(asyncio.Transport):
         self._timer = None
         left = self._transport.get_write_buffer_size()
         if left and self._written - left < self._taken + LEAST_READ:
-            _log.warning("a connection is cut off: its peer has not read %d bytes of replies", left)
+            _complain("a connection is cut off: its peer has not read %d bytes of replies", left)
             self._transport.abort()
         else:
             self._watch()

@@ -297,7 +297,8 @@ async def test_a_bad_body_is_refused_and_the_application_told(serve):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Clocks of a fifth of a second."""
+    """Clocks of a fifth of a second, and a log that has said nothing yet."""
+    monkeypatch.setattr(protocol, "_complaints", {})
     monkeypatch.setattr(protocol, "HEAD_S", 0.2)
     monkeypatch.setattr(protocol, "WRITE_S", 0.2)
 
@@ -382,7 +383,7 @@ async def test_who_reads_slowly_gets_all(serve):
 
 async def test_silent_connections_make_room_for_others_and_the_log_says_so(serve, monkeypatch, caplog):
     monkeypatch.setattr(protocol, "most_connections", lambda: 20)
-    monkeypatch.setattr(Http1, "_last_complaint", float("-inf"))
+    monkeypatch.setattr(protocol, "_complaints", {})
     port = await serve(tell)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     assert statuses(await talk(port, LAST)) == [200]
