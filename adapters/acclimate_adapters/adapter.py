@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
-from acclimate_adapters.errors import MissingSource
+from acclimate_adapters.errors import MissingSource, StateMismatch
 from acclimate_adapters.network.model import FrozenModel, Pass
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 Signal = float | tuple[float, ...]
+LONGEST_NAME = 300  # characters of an adapter with its hyper-parameters, in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,15 @@ class Adapter(Protocol):
 
         Raises:
             MissingSource: the model lacks something in `needs`.
+        """
+        ...
+
+    def form(self, model: FrozenModel, state: State) -> Mapping[str, Form]:
+        """What the tensors of a state of this adapter have to be like, by name.
+
+        Args:
+            model: the frozen model.
+            state: the one that is to be checked, since some adapters have several kinds.
         """
         ...
 
@@ -131,6 +141,20 @@ class Enrolling(Adapter, Protocol):
 def enrols(adapter: Adapter) -> TypeGuard[Enrolling]:
     """Whether the adapter takes labelled examples of the client."""
     return isinstance(adapter, Enrolling) and adapter.enrols
+
+
+def require_state(adapter: Adapter, model: FrozenModel, state: State) -> None:
+    """Refuse a state that this adapter cannot go on from.
+
+    Raises:
+        StateMismatch: the state was made for another adapter, layout or model, or with other hyper-parameters, or its
+            tensors are of another shape, type or range.
+    """
+    state.require(adapter.name, adapter.layout, model.content_hash)
+    try:
+        state.require_form(adapter.form(model, state))
+    except StateMismatch as error:
+        raise StateMismatch(f"{error}; it was not made by {str(adapter)[:LONGEST_NAME]}") from error
 
 
 def missing(adapter: Adapter, model: FrozenModel) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def guard(take: Callable[[], Step], state: State, frozen_logits: Callable[[], Te
         step = take()
     except NumericalError:
         step = None
-    if step is None or not finite(step.state):
+    if step is None or not functional.finite(step.logits) or not finite(step.state):
         return _fall_back(state, require_finite(frozen_logits()), collapse=False)
     if not one_class(step.logits):
         return _signalling(step, collapse=False)

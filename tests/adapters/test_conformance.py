@@ -57,6 +57,9 @@ class Enrolling:
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         return self.adapter.step(model, state, x)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.adapter, name)
+
 
 PERSONAL_HEAD = "the personal head always has its say"
 NOTHING_BENDS = {"style_rows": 1e9, "shrinkage": 1e9, "prior_rows": 1e9}  # the training side outweighs any client
@@ -273,6 +276,30 @@ def test_channels_last_answers_and_remembers_the_same(example: Example, model: F
     for name, tensor in here.tensors.items():
         torch.testing.assert_close(there.tensors[name], tensor, rtol=1e-2, atol=1e-3)
     assert same(adapter.step(model, there, batch).logits, adapter.step(model, reread(there), batch).logits)
+
+
+SPOILT = {
+    "shape": lambda tensor: tensor.reshape(-1)[:1] if tensor.dim() else tensor[None],  # broadcast, it would be taken
+    "kind": lambda tensor: tensor.to(torch.complex64 if tensor.is_floating_point() else torch.int32),
+}
+
+
+@each_example
+@pytest.mark.parametrize("spoil", [*SPOILT, "missing", "strange"])
+def test_a_state_of_another_form_is_refused(example: Example, spoil: str, model: FrozenModel, streams: Tensor) -> None:
+    adapter = example.create()
+    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    state.require_form(adapter.form(model, state))
+    spoilt = [{**state.tensors, "stranger": torch.zeros(1)}] if spoil == "strange" else []
+    for name, tensor in state.tensors.items():
+        others = {key: each for key, each in state.tensors.items() if key != name}
+        if spoil in SPOILT:
+            spoilt.append({**others, name: SPOILT[spoil](tensor)})
+        elif spoil == "missing" and others:  # none at all is the state of a client that has not enrolled
+            spoilt.append(others)
+    for tensors in spoilt:
+        with pytest.raises(StateMismatch):
+            adapter.step(model, State(state.adapter, state.layout, state.model, state.step, tensors), streams[0, 1])
 
 
 @pytest.mark.gpu

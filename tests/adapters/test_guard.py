@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from acclimate_adapters import FrozenModel, NumericalError, State, Step, create, guarded_step
 from acclimate_adapters.guard import collapsed
+from acclimate_adapters.state import Form
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Broken:
 
     def init(self, model: FrozenModel) -> State:
         return create("none").init(model)
+
+    def form(self, model: FrozenModel, state: State) -> Mapping[str, Form]:
+        return {}
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         return self.spoil(create("none").step(model, state, x))
@@ -41,7 +45,13 @@ def collapse(step: Step) -> Step:
     return replace(step, logits=logits)
 
 
-@pytest.mark.parametrize("spoil", [raise_numerical, spoil_state, collapse])
+def spoil_logits(step: Step) -> Step:
+    logits = step.logits.clone()
+    logits[3, 2] = torch.nan
+    return replace(step, logits=logits)
+
+
+@pytest.mark.parametrize("spoil", [raise_numerical, spoil_state, spoil_logits, collapse])
 def test_step_that_went_wrong_answers_frozen_and_keeps_the_state(
     spoil: Callable[[Step], Step], model: FrozenModel, streams: Tensor
 ) -> None:

@@ -136,7 +136,7 @@ def test_what_is_no_class_is_not_learned(name: str, model: FrozenModel) -> None:
 
 def test_a_state_that_counts_no_labels_takes_none(model: FrozenModel) -> None:
     adapter = create("balanced", label_weight=1.0)
-    with pytest.raises(StateMismatch, match="label_weight 0"):
+    with pytest.raises(StateMismatch, match="label_weight="):
         adapter.learn(model, create("balanced").init(model), Labelled(torch.tensor([1])))  # type: ignore[attr-defined]
 
 

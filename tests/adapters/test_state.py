@@ -1,7 +1,13 @@
+import json
+import re
+
 import pytest
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from acclimate_adapters import State, StateCorrupt, StateMismatch
+from acclimate_adapters.state import Form
 
 
 @pytest.fixture
@@ -68,3 +74,34 @@ def test_state_for_something_else_is_refused_with_what_differs(state: State, wan
     with pytest.raises(StateMismatch, match="was made for"):
         state.require(*wanted)
     state.require("atp", 1, "0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "problem"),
+    [
+        (torch.zeros(1), "has shape [1], not [3]"),
+        (torch.zeros(3, dtype=torch.float64), "is of torch.float64, not torch.float32"),
+        (torch.tensor([0.0, 1.0, -1e-6]), "holds numbers outside 0..1"),
+        (torch.tensor([0.0, 1.0, torch.nan]), "holds numbers outside 0..1"),
+        (torch.tensor([0.0, 1.0, 1.0]), None),
+    ],
+    ids=["shape", "kind", "range", "nan", "edge"],
+)
+def test_a_tensor_of_another_shape_kind_or_range_is_refused(tensor: Tensor, problem: str | None) -> None:
+    state, form = State("a", 1, "m", tensors={"w": tensor}), Form((3,), (torch.float32,), 0, 1)
+    if problem is None:
+        state.require_form({"w": form})
+    else:
+        with pytest.raises(StateMismatch, match=re.escape(f"w of the state {problem}")):
+            state.require_form({"w": form})
+    with pytest.raises(StateMismatch, match="lacks the tensors v and holds w instead"):
+        state.require_form({"v": form})
+
+
+@pytest.mark.parametrize("field", ["step", "layout"])
+@pytest.mark.parametrize("value", [-5, 1.9, True, "3", 2**53 + 1, None])
+def test_a_header_with_anything_but_a_count_is_corrupt(field: str, value: object) -> None:
+    header = {"adapter": "a", "layout": 1, "model": "m", "step": 3, field: value}
+    data = safetensors.torch.save({"w": torch.zeros(1)}, {"acclimate": json.dumps(header)})
+    with pytest.raises(StateCorrupt, match="where int belongs"):
+        State.from_bytes(data)

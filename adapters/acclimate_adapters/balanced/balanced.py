@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Signal, Step, require
+from acclimate_adapters.adapter import Signal, Step, require, require_state
 from acclimate_adapters.balanced.client import Client
 from acclimate_adapters.balanced.measures import (
     label_shift_evidence,
@@ -20,12 +20,11 @@ from acclimate_adapters.balanced.measures import (
 )
 from acclimate_adapters.balanced.moments import SourceMoments
 from acclimate_adapters.balanced.passes import Answer, Passes, Rows, Run, Terms, TorchPasses
-from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import Numbers, class_labels, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.labels import Labelled
 from acclimate_adapters.network.model import FrozenModel
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 
 class Turn(NamedTuple):
@@ -139,13 +138,15 @@ class Balanced:
 
     def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
         """The state with more true labels, as `Learning.learn`; images are not looked at."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         labels = class_labels(rows.labels, len(rows.labels), model.classes)
-        before = state.tensors.get("labelled")
-        if before is None:
-            raise StateMismatch("the state was made by label_weight 0")
+        before = state.tensors["labelled"]
         counts = torch.bincount(labels, minlength=model.classes).to(before)
         return replace(state, tensors={**state.tensors, "labelled": before + counts})
+
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """How many rows came, and their means under both hypotheses, as `Adapter.form`."""
+        return Client.forms(model.derived(SourceMoments.of), learns=self.learns)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
@@ -181,7 +182,7 @@ class Balanced:
         ]
 
     def _turn(self, model: FrozenModel, source: SourceMoments, state: State, x: Tensor) -> Turn:
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         client, x = Client.unpack(state, source.prior), model.batch(x)
         kept = self.memory ** len(x)
         labelled = None if client.labelled is None else client.labelled * kept

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from acclimate_adapters.balanced.moments import SourceMoments
 from acclimate_adapters.functional import Numbers, numbers
-from acclimate_adapters.state import State
+from acclimate_adapters.state import LARGEST_COUNT, Form, State
 
 
 class Hypothesis(NamedTuple):
@@ -50,6 +50,15 @@ class Client(NamedTuple):
         if self.labelled is not None:
             tensors["labelled"] = self.h0.moments.new_tensor(self.labelled)
         return tensors
+
+    @classmethod
+    def forms(cls, source: SourceMoments, *, learns: bool) -> dict[str, Form]:
+        """The forms of the tensors that `pack` gives."""
+        classes = Form.of(source.prior, low=0)
+        forms = {"rows": Form((), (torch.float64,), 0, LARGEST_COUNT)}
+        for name in ("h0", "h1"):
+            forms |= {f"{name}.posterior": classes, f"{name}.moments": Form.of(source.overall)}
+        return forms | ({"labelled": classes} if learns else {})
 
     @classmethod
     def unpack(cls, state: State, like: Tensor) -> "Client":

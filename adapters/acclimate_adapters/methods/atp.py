@@ -7,15 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.compression.sensitivity import scale
-from acclimate_adapters.errors import StateMismatch
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice
 from acclimate_adapters.network.direction import Direction, direction
 from acclimate_adapters.network.graphs import Outcome
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 VARIANCE = ".running_var"
 
@@ -64,14 +63,16 @@ class Atp:
         """
         require(self, model)
         kept = active_modules(model) if self.mode == "online" else ()
-        return State(self.name, self.layout, model.content_hash, tensors=no_direction(model, kept))
+        return State(self.name, self.layout, model.content_hash, tensors=zero_directions(model, kept))
+
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """A direction for each module that has a rate, as `Adapter.form`."""
+        return direction_forms(model, active_modules(model)) if self.mode == "online" else {}
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         modules = active_modules(model)
-        if state.tensors.keys() != (set(modules) if self.mode == "online" else set()):
-            raise StateMismatch(f"the state was not made by mode {self.mode!r}")
         x = model.batch(x)
         h = direction(model, x, modules)
         new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
@@ -89,22 +90,25 @@ def active_modules(model: FrozenModel) -> tuple[str, ...]:
     return tuple(name for name in model.modules if rates.get(name, 0.0) != 0.0)
 
 
-def no_direction(model: FrozenModel, modules: Iterable[str]) -> dict[str, Tensor]:
-    """The mean direction before the first batch: zeros, in single precision at least.
-
-    In half precision the step of a mean, of the order of 1 / k, soon is less than half of its last digit.
-    """
+def zero_directions(model: FrozenModel, modules: Iterable[str]) -> dict[str, Tensor]:
+    """The mean of no directions yet, by module; in single precision at least, as all means."""
     return {name: torch.zeros_like(at_least_float32(model.tensor(name))) for name in modules}
+
+
+def direction_forms(model: FrozenModel, modules: Iterable[str]) -> dict[str, Form]:
+    """The forms of mean directions, by module; earlier versions kept them in the precision of the model."""
+    return {name: Form.of(model.tensor(name), torch.float32) for name in modules}
 
 
 def mean_direction(mean: Mapping[str, Tensor], h: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     """Mean of k directions from the mean of the first k - 1 and the k-th (Algorithm 2, line 8).
 
-    Written as mean + (h - mean) / k, which stays exact to single precision for any k that occurs. The result takes the
-    place of h, which is this batch's own; `mean`, which belongs to a state, stays what it is.
+    Written as mean + (h - mean) / k, which stays exact to single precision for any k that occurs. In half precision a
+    step of 1 / k would soon be rounded away, so the mean is in single precision at least. The result takes the place of
+    h where it can, which is this batch's own; `mean`, which belongs to a state, stays what it is.
     """
-    own = {name: at_least_float32(new) for name, new in h.items()}
-    return {name: torch.lerp(mean[name].to(new), new, 1.0 / k, out=new) for name, new in own.items()}
+    latest = {name: at_least_float32(part) for name, part in h.items()}
+    return {name: torch.lerp(mean[name].to(new), new, 1.0 / k, out=new) for name, new in latest.items()}
 
 
 def answer(
@@ -153,21 +157,21 @@ def adapted_pass(
     return Pass(features, logits), clamped
 
 
+def moved(tensor: Tensor, part: Tensor, rate: float) -> Tensor:
+    """A module after its update (Eq. 6), in its own precision."""
+    return torch.add(tensor, part, alpha=rate).to(tensor.dtype)
+
+
 def adapt(model: FrozenModel, h: Mapping[str, Tensor], rates: Mapping[str, float]) -> tuple[dict[str, Tensor], Tensor]:
     """Adapted modules w_G + alpha * h (Eq. 6), running variances clamped at 0.
 
     Returns:
         The modules by name, and how many variances were clamped, a tensor [].
     """
-    adapted = {name: _moved(model.tensor(name), part, rates[name]) for name, part in h.items()}
+    adapted = {name: moved(model.tensor(name), part, rates[name]) for name, part in h.items()}
     variances = [tensor for name, tensor in adapted.items() if name.endswith(VARIANCE)]
     if not variances:
         return adapted, torch.zeros((), device=model.device)
     clamped = (torch.cat(variances) < 0).sum()
     torch._foreach_clamp_min_(variances, 0)
     return adapted, clamped
-
-
-def _moved(module: Tensor, part: Tensor, rate: float) -> Tensor:
-    """A module moved along its direction, in its own precision."""
-    return torch.add(module, part, alpha=rate).to(module.dtype)

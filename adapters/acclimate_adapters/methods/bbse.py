@@ -6,13 +6,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.functional import project_to_simplex
 from acclimate_adapters.hyperparameters import check, choice
 from acclimate_adapters.methods.priors import correct_frozen, corrected, log_posteriors, source_prior
 from acclimate_adapters.methods.simplex import LARGEST_CONDITION, condition_number, nearest_mixture
 from acclimate_adapters.network.model import FrozenModel, Pass
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 SMOOTHING = 1e-3  # share of the uniform prior in the estimate
 
@@ -72,6 +72,10 @@ class Bbse:
         model.source.confusion_matrix(self.mode)
         return State(self.name, self.layout, model.content_hash)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """No tensors, as `Adapter.form`."""
+        return {}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         return self.on_frozen(model, state, model.frozen(model.batch(x)))
@@ -82,7 +86,7 @@ class Bbse:
 
     def correct(self, model: FrozenModel, state: State, logits: Tensor, features: Tensor) -> Step:
         """Correct the logits [B, K] of one batch, as `PriorCorrection.correct`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         log_p = log_posteriors(logits)
         source = source_prior(model, log_p)
         confusion = model.derived(measured_confusion, self.mode)

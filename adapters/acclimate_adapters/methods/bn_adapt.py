@@ -6,12 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.functional import batch_statistics, entropy
 from acclimate_adapters.hyperparameters import check, real
 from acclimate_adapters.network.model import FrozenModel, require_finite
 from acclimate_adapters.network.probes import Norm
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,13 @@ class BnAdapt:
         require(self, model)
         return State(self.name, self.layout, model.content_hash)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """No tensors, as `Adapter.form`."""
+        return {}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         x = model.batch(x)
         rule = Blend(source_weight(self.prior_strength, len(x)))
         with torch.no_grad():

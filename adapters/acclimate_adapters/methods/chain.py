@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from acclimate_adapters.adapter import Adapter, Step, Uncorrectable, enrols
+from acclimate_adapters.adapter import Adapter, Step, Uncorrectable, enrols, require_state
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.labels import Labelled, learns
 from acclimate_adapters.methods.priors import PriorCorrection
 from acclimate_adapters.network.model import FrozenModel
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 LAYOUTS = 1000  # the layouts of two parts a and b make the layout 1000 a + b
 
@@ -68,16 +68,24 @@ class Chain:
 
     def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
         """The state with labelled rows taken in by those parts that learn from them, as `Learning.learn`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         parts = [
             part.learn(model, _part(state, part), rows) if learns(part) else _part(state, part)
             for part in (self.weights, self.prior)
         ]
         return replace(state, tensors=_join(parts))
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """Those of both parts, as `Adapter.form`."""
+        return {
+            f"{part.name}.{name}": form
+            for part in (self.weights, self.prior)
+            for name, form in part.form(model, _part(state, part)).items()
+        }
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         adapted = self.weights.step(model, _part(state, self.weights), x)
         if adapted.features is None:
             raise ConfigurationError(f"adapter {self.weights.name!r} shows no features that {self.name!r} could use")

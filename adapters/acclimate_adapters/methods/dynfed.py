@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require
-from acclimate_adapters.errors import StateMismatch
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.methods.atp import active_modules, answer, mean_direction, no_direction
+from acclimate_adapters.methods.atp import active_modules, answer, direction_forms, mean_direction, zero_directions
 from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.model import FrozenModel
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 RATE = "rate:"  # a state holds alpha_t of module m under "rate:m", the mean direction of m under "m"
 
@@ -87,16 +86,20 @@ class DynFed:
         modules = self._modules(model)
         learned = model.source.rates or {}
         rates = rate_tensors({name: learned.get(name, 0.0) for name in modules})
-        directions = no_direction(model, modules if self.mode == "online" else ())
+        directions = zero_directions(model, modules if self.mode == "online" else ())
         return State(self.name, self.layout, model.content_hash, tensors=rates | directions)
+
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """A rate and, online, a direction for each module, as `Adapter.form`."""
+        modules = self._modules(model)
+        rates = {RATE + name: Form((), (torch.float64,)) for name in modules}
+        return rates | direction_forms(model, modules if self.mode == "online" else ())
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         modules = self._modules(model)
         online = self.mode == "online"
-        if state.tensors.keys() != {RATE + name for name in modules} | set(modules if online else ()):
-            raise StateMismatch(f"the state was not made by mode {self.mode!r} and arn {self.arn!r}")
         x = model.batch(x)
         rates = self._evolve({name: state.tensors[RATE + name].item() for name in modules}, state.step)
         h = direction(model, x, modules)

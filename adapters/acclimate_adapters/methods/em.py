@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require_state
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.methods.priors import (
     FLOOR,
@@ -17,7 +17,7 @@ from acclimate_adapters.methods.priors import (
     source_prior,
 )
 from acclimate_adapters.network.model import FrozenModel, Pass
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 CONVERGED = 1e-4  # L1 change of the prior by the last step
 
@@ -62,6 +62,10 @@ class Em:
         """The state of a client that has sent nothing yet; it counts batches and holds no tensor."""
         return State(self.name, self.layout, model.content_hash)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """No tensors, as `Adapter.form`."""
+        return {}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         return self.on_frozen(model, state, model.frozen(model.batch(x)))
@@ -72,7 +76,7 @@ class Em:
 
     def correct(self, model: FrozenModel, state: State, logits: Tensor, features: Tensor) -> Step:
         """Correct the logits [B, K] of one batch, as `PriorCorrection.correct`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         log_p = log_posteriors(logits)
         source = source_prior(model, log_p)
         maximum = maximise_likelihood(log_p, source, self.steps)

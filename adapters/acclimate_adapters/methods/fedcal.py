@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Signal, Step
-from acclimate_adapters.errors import MissingSource, StateMismatch
+from acclimate_adapters.adapter import Signal, Step, require_state
+from acclimate_adapters.errors import MissingSource
 from acclimate_adapters.functional import class_labels
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.labels import Labelled
@@ -23,10 +23,19 @@ from acclimate_adapters.methods.priors import (
 from acclimate_adapters.methods.ring import Ring
 from acclimate_adapters.methods.simplex import LARGEST_CONDITION, condition_number, nearest_mixture
 from acclimate_adapters.network.model import FrozenModel, Pass
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State, count
 
 EM_STEPS, EM_TOLERANCE = 100, 1e-4
 RIDGE = 1e-3  # of the mean squared norm of a prototype
+
+
+class Prototypes(NamedTuple):
+    """Class prototypes made ready for estimation."""
+
+    columns: Tensor  # [d, classes with a prototype], double precision on the CPU
+    measured: Tensor  # [K], bool, the classes with a prototype
+    condition: float  # condition number of the columns; 1 without any
+    ridge: float  # what keeps ill-conditioned columns apart
 
 
 class Estimate(NamedTuple):
@@ -108,12 +117,18 @@ class FedCal:
         Raises:
             MissingSource: fm lacks prototypes.
         """
-        width = prototypes(model).shape[1] if self.estimator == "fm" else model.classes
-        dtype = torch.promote_types(model.dtype, torch.float32)
-        tensors = {self._kept: torch.zeros(self.window, width, dtype=dtype), "rows": torch.tensor(0)}
+        kept = torch.zeros(self.window, self._width(model), dtype=_dtype(model))
+        tensors = {self._kept: kept, "rows": torch.tensor(0)}
         if self.learns:
             tensors |= {"labels": torch.zeros(self.window, dtype=torch.int64), "labelled": torch.tensor(0)}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
+
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """The window and, where they count, labels, each with how many came so far, as `Adapter.form`."""
+        forms = {self._kept: Form((self.window, self._width(model)), (_dtype(model),)), "rows": count()}
+        if self.learns:
+            forms |= {"labels": count(self.window, high=model.classes - 1), "labelled": count()}
+        return forms
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
@@ -125,16 +140,15 @@ class FedCal:
 
     def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
         """The state with more true labels, as `Learning.learn`; images are not looked at."""
-        state.require(self.name, self.layout, model.content_hash)
-        self._ring(state)
+        require_state(self, model, state)
         labels = class_labels(rows.labels, len(rows.labels), model.classes)
         after = Ring(state.tensors["labels"], state.tensors["labelled"]).push(labels.cpu())
         return replace(state, tensors={**state.tensors, "labels": after.buffer, "labelled": after.seen})
 
     def correct(self, model: FrozenModel, state: State, logits: Tensor, features: Tensor) -> Step:
         """Correct the logits [B, K] of one batch, as `PriorCorrection.correct`."""
-        state.require(self.name, self.layout, model.content_hash)
-        before = self._ring(state)
+        require_state(self, model, state)
+        before = Ring(state.tensors[self._kept], state.tensors["rows"])
         log_p = log_posteriors(logits)
         after = before.push(features.to(log_p) if self.estimator == "fm" else log_p)
         new = state.next({**state.tensors, self._kept: after.buffer, "rows": after.seen})
@@ -150,11 +164,8 @@ class FedCal:
     def _kept(self) -> str:
         return "features" if self.estimator == "fm" else "log_posteriors"
 
-    def _ring(self, state: State) -> Ring:
-        kept = {self._kept, "rows"} | ({"labels", "labelled"} if self.learns else set())
-        if state.tensors.keys() != kept or len(state.tensors[self._kept]) != self.window:
-            raise StateMismatch(f"the state was not made by a window of {self.window} {self._kept}")
-        return Ring(state.tensors[self._kept], state.tensors["rows"])
+    def _width(self, model: FrozenModel) -> int:
+        return len(model.derived(prototypes_of).columns) if self.estimator == "fm" else model.classes
 
     def _known(self, state: State, like: Tensor) -> Tensor | None:
         """Weighted counts [K] of the true labels; None where they are not to count."""
@@ -170,8 +181,12 @@ class FedCal:
             case "em":
                 return maximum_likelihood(rows, source, known)
             case _:
-                found = match_features(rows, prototypes(model), source)
+                found = match_features(rows, model.derived(prototypes_of), source)
                 return found if known is None else averaged(found, len(rows), known)
+
+
+def _dtype(model: FrozenModel) -> torch.dtype:
+    return torch.promote_types(model.dtype, torch.float32)
 
 
 def pseudo_labels(log_p: Tensor, source: Tensor, pseudo_count: float, known: Tensor | None = None) -> Estimate:
@@ -189,19 +204,17 @@ def maximum_likelihood(log_p: Tensor, source: Tensor, known: Tensor | None = Non
     return Estimate(maximum.prior, maximum.prior, maximum.signals(EM_TOLERANCE))
 
 
-def match_features(features: Tensor, prototypes: Tensor, source: Tensor) -> Estimate:
-    """The prior whose mixture of prototypes [K, d] is nearest to the mean of the features [n, d], n >= 1 (Eq. 10).
+def match_features(features: Tensor, prototypes: Prototypes, source: Tensor) -> Estimate:
+    """The prior whose mixture of prototypes is nearest to the mean of the features [n, d], n >= 1 (Eq. 10).
 
     Classes with a prototype of zeros keep their part of the training prior p_s [K]; the others share the rest.
     """
-    measured = (prototypes != 0).any(dim=1).cpu()
-    columns = prototypes.cpu().double()[measured].T
-    prior, condition = source.cpu().double(), 1.0
+    measured = prototypes.measured
+    prior = source.to("cpu", torch.float64, copy=True)
     if bool(measured.any()):
-        condition = condition_number(columns)
-        ridge = RIDGE * float(columns.square().sum(dim=0).mean()) if condition > LARGEST_CONDITION else 0.0
-        prior[measured] = prior[measured].sum() * nearest_mixture(columns, features.mean(dim=0), ridge)
-    signals: dict[str, Signal] = {"condition": condition, "absent_classes": float((~measured).sum())}
+        mixture = nearest_mixture(prototypes.columns, features.mean(dim=0), prototypes.ridge)
+        prior[measured] = prior[measured].sum() * mixture
+    signals: dict[str, Signal] = {"condition": prototypes.condition, "absent_classes": float((~measured).sum())}
     return Estimate(prior.to(source), prior.to(source), signals)
 
 
@@ -211,15 +224,24 @@ def averaged(estimate: Estimate, rows: int, known: Tensor) -> Estimate:
     return Estimate(raw, prior, estimate.signals)
 
 
-def prototypes(model: FrozenModel) -> Tensor:
-    """The class prototypes [K, d] of the source.
+def prototypes_of(model: FrozenModel) -> Prototypes:
+    """The class prototypes of the source, made ready.
 
     Raises:
         MissingSource: there are none.
     """
     if model.source.prototypes is None:
         raise MissingSource("estimator 'fm' needs prototypes, which the model does not carry")
-    return model.source.prototypes
+    return usable(model.source.prototypes)
+
+
+def usable(prototypes: Tensor) -> Prototypes:
+    """Prototypes [K, d] made ready; those of zeros are left out."""
+    measured = (prototypes != 0).any(dim=1).cpu()
+    columns = prototypes.cpu().double()[measured].T
+    condition = condition_number(columns) if bool(measured.any()) else 1.0
+    ridge = RIDGE * float(columns.square().sum(dim=0).mean()) if condition > LARGEST_CONDITION else 0.0
+    return Prototypes(columns, measured, condition, ridge)
 
 
 def rectify(estimate: Estimate, mode: str, alpha: float) -> Tensor:

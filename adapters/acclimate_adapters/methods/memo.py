@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require_state
 from acclimate_adapters.functional import at_least_float32, entropy, keyed_generator
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.methods.views import views
 from acclimate_adapters.network.gradient import gradient
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,13 @@ class Memo:
         """The state of a client that has sent nothing yet; it only counts batches."""
         return State(self.name, self.layout, model.content_hash)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """No tensors, as `Adapter.form`."""
+        return {}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         x = model.batch(x)
         frozen = model.frozen(x)
         answers = []

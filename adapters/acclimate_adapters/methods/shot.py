@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require_state
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, real
 from acclimate_adapters.network.gradient import BatchStatistics, gradient
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 Tensors = Mapping[str, Tensor]
 
@@ -66,9 +66,13 @@ class Shot:
         tensors = {name: model.tensor(name) for name in extractor_parameters(model)}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """All parameters but the classifier's, as `Adapter.form`."""
+        return {name: Form.of(model.tensor(name)) for name in extractor_parameters(model)}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         x = model.batch(x)
         theta = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
         if len(x) == 1:

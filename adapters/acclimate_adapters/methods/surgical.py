@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require_state
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, names, real
 from acclimate_adapters.network.direction import direction
 from acclimate_adapters.network.model import FrozenModel, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,13 @@ class Surgical:
         block_parameters(model, self.modules)
         return State(self.name, self.layout, model.content_hash)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """No tensors, as `Adapter.form`."""
+        return {}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         x = model.batch(x)
         h = direction(model, x, block_parameters(model, self.modules))
         theta = {name: torch.add(model.tensor(name), part, alpha=self.lr) for name, part in h.tensors.items()}

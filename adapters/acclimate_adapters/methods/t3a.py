@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
-from acclimate_adapters.errors import StateMismatch
-from acclimate_adapters.functional import entropy
+from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, integer
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State, count
 
 Tensors = Mapping[str, Tensor]
 
@@ -25,18 +24,19 @@ class T3a:
     Method (equations numbered here):
         f      feature of an image; logits = W f + b; its pseudo-class is their argmax, its entropy H that of softmax
         S_k    supports of class k: the rows of W, classed by the head like features, and the features so far (1)
-        filter keep in each S_k the `filter_k` supports of lowest H; of equal ones, the older              (2)
+        filter keep in each S_k the `filter_k` supports of lowest H, of equal ones the older; all with 0   (2)
         c_k    = u / |u|, u = sum of z / |z| over z in S_k                                             (3)
         score  = f . c_k, f as it is                                                                   (4)
         A batch joins the supports, is filtered, and is then answered: its images influence each other.
 
     Departures:
-        `filter_k` is finite. Supports dropped by the filter can never return, so the state holds all that matters.
+        Supports dropped by the filter can never return, so the state holds all that matters. Without a filter it holds
+        the sums u alone, which all supports enter.
         `logits` are the scores: similarities, whose softmax is no calibrated probability. A class without a support
         scores 0, as in the authors' program.
 
     Args:
-        filter_k: supports per class, 1..100 (the paper's grid).
+        filter_k: supports per class, 1..100, or 0 for no filter (the paper's grid).
 
     Raises:
         StateMismatch: `step`, the state was made with another `filter_k`.
@@ -48,25 +48,39 @@ class T3a:
     name: ClassVar[str] = "t3a"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset()
+    uncorrectable: ClassVar[str] = "similarities to templates, which are no probabilities of classes"
 
-    filter_k: int = integer(20, low=1, high=100, doc="supports of lowest entropy that each class keeps")
+    filter_k: int = integer(20, low=0, high=100, doc="supports of lowest entropy that each class keeps; 0 keeps all")
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters out of range."""
         check(self)
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet: supports [K, filter_k, d] that hold the rows of W (1)."""
+        """The state of a client that has sent nothing yet, whose supports are the rows of W (1)."""
         weight = model.tensor(f"{model.classifier}.weight")
         bias = model.tensor(f"{model.classifier}.bias") if f"{model.classifier}.bias" in model.modules else None
         k, d = weight.shape
-        empty = {
-            "supports": weight.new_zeros(k, self.filter_k, d),
-            "entropies": weight.new_zeros(k, self.filter_k),
-            "counts": torch.zeros(k, dtype=torch.int64, device=weight.device),
-        }
-        tensors = add_supports(empty, weight, F.linear(weight, weight, bias))
+        empty = {"counts": torch.zeros(k, dtype=torch.int64, device=weight.device)}
+        if self.filter_k == 0:
+            empty["sums"] = at_least_float32(weight).new_zeros(k, d)
+        else:
+            empty["supports"] = weight.new_zeros(k, self.filter_k, d)
+            empty["entropies"] = weight.new_zeros(k, self.filter_k)
+        tensors = self._add(empty, weight, F.linear(weight, weight, bias))
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
+
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """The supports of each class or, without a filter, their sum, and how many they are, as `Adapter.form`."""
+        k, d = model.classes, model.feature_size
+        dtypes = model.dtype, torch.promote_types(model.dtype, torch.float32)
+        if self.filter_k == 0:
+            return {"sums": Form((k, d), dtypes), "counts": count(k)}
+        return {
+            "supports": Form((k, self.filter_k, d), dtypes),
+            "entropies": Form((k, self.filter_k), dtypes),
+            "counts": count(k, high=self.filter_k),
+        }
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
@@ -74,13 +88,12 @@ class T3a:
 
     def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
         """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
-        state.require(self.name, self.layout, model.content_hash)
-        if state.tensors["supports"].shape[1] != self.filter_k:
-            raise StateMismatch(f"the state was not made by filter_k={self.filter_k}")
+        require_state(self, model, state)
         require_finite(frozen.logits)
         held = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
-        new = add_supports(held, frozen.features, frozen.logits)
-        scores = require_finite(frozen.features @ templates(new["supports"]).T)
+        new = self._add(held, frozen.features, frozen.logits)
+        sums = new["sums"] if self.filter_k == 0 else new["supports"].sum(dim=1)
+        scores = require_finite(frozen.features @ F.normalize(sums, dim=1).to(frozen.features).T)  # (3), (4)
         signals = {
             "entropy": float(entropy(scores).mean()),
             "frozen_entropy": float(entropy(frozen.logits).mean()),
@@ -88,6 +101,25 @@ class T3a:
             "classes_without_support": float((new["counts"] == 0).sum()),
         }
         return Step(scores, state.next(new), signals, frozen.logits, frozen.features)
+
+    def _add(self, held: Tensors, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
+        return (add_to_sums if self.filter_k == 0 else add_supports)(held, features, logits)
+
+
+def add_to_sums(held: Tensors, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
+    """The sums of all supports after some more features came (1).
+
+    Args:
+        held: sums [K, d] of unit vectors, and counts [K] of them.
+        features: [B, d].
+        logits: [B, K], what the classifier says of them.
+
+    Returns:
+        New tensors like `held`.
+    """
+    members = F.one_hot(logits.argmax(dim=1), len(held["counts"]))  # [B, K]
+    units = F.normalize(features, dim=1).to(held["sums"])
+    return {"counts": held["counts"] + members.sum(dim=0), "sums": held["sums"] + members.T.to(units) @ units}
 
 
 def add_supports(held: Tensors, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
@@ -116,8 +148,3 @@ def add_supports(held: Tensors, features: Tensor, logits: Tensor) -> dict[str, T
         "entropies": entropies.masked_fill(vacant, 0),
         "counts": (~vacant).sum(dim=1),
     }
-
-
-def templates(supports: Tensor) -> Tensor:
-    """Template of each class, [K, d], of unit length or zero, from unit supports [K, S, d] (3)."""
-    return F.normalize(supports.sum(dim=1), dim=1)

@@ -1,4 +1,4 @@
-"""Tent: entropy minimisation through the affine parameters of BatchNorm (Wang et al., ICLR 2021)."""
+"""Tent: entropy minimisation through the affine parameters of normalisation layers (Wang et al., ICLR 2021)."""
 
 import math
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require
-from acclimate_adapters.errors import ConfigurationError, StateMismatch
+from acclimate_adapters.adapter import Step, require, require_state
+from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, names, real
 from acclimate_adapters.network.gradient import BatchStatistics, gradient
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # Adam's customary constants, which the authors use
 MEAN, SQUARE = "adam.mean.", "adam.square."
@@ -27,7 +27,7 @@ class Tent:
     """Normalise by the batch and take one step per batch on the entropy of the predictions.
 
     Method (equations numbered here):
-        theta  weight and bias of the BatchNorm layers `layers`; carried from batch to batch, all else stays frozen
+        theta  weight and bias of the normalisation layers `layers`; carried from batch to batch, all else stays frozen
         H      = -sum_k p_k ln p_k, the entropy of one prediction; L is its mean over the batch        (1)
         SGD    theta <- theta - lr dL/dtheta                                                           (2)
         Adam   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2                                       (3)
@@ -38,17 +38,19 @@ class Tent:
 
     Departures:
         The affine parameters of all BatchNorm layers are trained; the authors' program collects BatchNorm2d only: name
-        those in `layers` to reproduce it.
+        those in `layers` to reproduce it. A network without BatchNorm has its LayerNorm and GroupNorm layers trained,
+        as the authors' follow-up does; they normalise each row by itself, before and after.
         A layer that sees one value per channel normalises by its running statistics; a signal counts such layers.
         SGD has no momentum.
 
     Args:
         lr: step size, 0..100. At 0 the method is plain batch normalisation, not the frozen model.
         optimizer: "sgd" or "adam".
-        layers: names of the BatchNorm layers whose weight and bias are trained; all of them when empty.
+        layers: names of the normalisation layers whose weight and bias are trained. When empty, all BatchNorm layers;
+            without any, all LayerNorm and GroupNorm layers.
 
     Raises:
-        ConfigurationError: `init` and `step`, a name in `layers` is no BatchNorm layer of the model.
+        ConfigurationError: `init` and `step`, a name in `layers` is no normalisation layer of the model.
 
     Reference: Wang, Shelhamer, Liu, Olshausen, Darrell: "Tent: Fully test-time adaptation by entropy minimization",
     ICLR 2021.
@@ -56,11 +58,11 @@ class Tent:
 
     name: ClassVar[str] = "tent"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"batch_norm", "gradients"})
+    needs: ClassVar[frozenset[str]] = frozenset({"normalisation", "gradients"})
 
     lr: float = real(1e-3, low=0.0, high=100.0, doc="step size")
     optimizer: str = choice("sgd", "adam", doc="sgd has no momentum; adam keeps two moments per parameter")
-    layers: tuple[str, ...] = names(doc="BatchNorm layers whose weight and bias are trained; all when empty")
+    layers: tuple[str, ...] = names(doc="normalisation layers whose weight and bias are trained; all when empty")
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters out of range."""
@@ -70,7 +72,7 @@ class Tent:
         """The state of a client that has sent nothing yet: the global parameters, and zero moments for Adam.
 
         Raises:
-            MissingSource: the model has no BatchNorm layer that could be adapted.
+            MissingSource: the model has no normalisation layer that could be adapted.
         """
         require(self, model)
         tensors = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
@@ -79,13 +81,20 @@ class Tent:
             tensors |= {kind + name: zero for kind in (MEAN, SQUARE) for name, zero in zeros.items()}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """The trained parameters and, for Adam, their moments, as `Adapter.form`."""
+        trained = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
+        forms = {name: Form.of(tensor) for name, tensor in trained.items()}
+        if self.optimizer == "adam":
+            for name, tensor in trained.items():
+                moment = Form.of(at_least_float32(tensor))
+                forms |= {MEAN + name: moment, SQUARE + name: moment._replace(low=0)}
+        return forms
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         trained = affine_parameters(model, self.layers)
-        kinds = ("", MEAN, SQUARE) if self.optimizer == "adam" else ("",)
-        if state.tensors.keys() != {kind + name for kind in kinds for name in trained}:
-            raise StateMismatch(f"the state was not made by optimizer {self.optimizer!r} and layers {self.layers}")
         carried = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
         theta = {name: carried[name] for name in trained}
         rule = BatchStatistics()
@@ -105,18 +114,19 @@ def mean_entropy(answer: Pass) -> Tensor:
 
 
 def affine_parameters(model: FrozenModel, layers: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names of the weights and biases of the BatchNorm layers asked for, of all of them when `layers` is empty.
+    """Names of the weights and biases of the normalisation layers asked for; see `Tent` for an empty `layers`.
 
     Layers without affine parameters contribute none.
 
     Raises:
-        ConfigurationError: one of the layers is no BatchNorm layer.
+        ConfigurationError: one of the layers is no normalisation layer.
     """
-    known = [name.removesuffix(".running_mean") for name in model.statistics if name.endswith(".running_mean")]
+    batch_norms = [name.removesuffix(".running_mean") for name in model.statistics if name.endswith(".running_mean")]
+    known = [*batch_norms, *model.row_norms]
     unknown = sorted(set(layers) - set(known))
     if unknown:
-        raise ConfigurationError(f"no BatchNorm layer is named {', '.join(unknown)}; there are {', '.join(known)}")
-    wanted = [layer for layer in known if not layers or layer in layers]
+        raise ConfigurationError(f"no normalisation layer is named {', '.join(unknown)}; there are {', '.join(known)}")
+    wanted = [layer for layer in known if layer in layers] if layers else batch_norms or known
     candidates = [f"{layer}.{kind}" for layer in wanted for kind in ("weight", "bias")]
     return tuple(name for name in candidates if name in model.modules)
 

@@ -18,7 +18,7 @@ from acclimate_adapters.source import Source
 
 T = TypeVar("T")
 
-REFUSALS = RuntimeError, ValueError, TypeError, IndexError, AssertionError
+REFUSALS = RuntimeError, ValueError, TypeError, IndexError, AssertionError, ArithmeticError
 """What torch and networks raise at a batch of a shape that they cannot take: `torch._assert` in a vision transformer,
 an index in a network that looks at the third axis, and so on."""
 
@@ -55,6 +55,7 @@ class FrozenModel:
         parameters: names of weights and biases, in the order of the network.
         statistics: names of BatchNorm running statistics.
         skipped: BatchNorm layers that keep no running statistics and therefore cannot be adapted.
+        row_norms: names of the LayerNorm and GroupNorm layers, which normalise each row by itself.
         anchor_features: features and labels of the source's anchors, taken once, here; None without anchors.
         graphs: through which the passes on a CUDA device are replayed.
         runtime: what computes the frozen passes; None for torch.
@@ -70,6 +71,9 @@ class FrozenModel:
         self._net, self._layouts = net, Layouts.of(net)
         self._derived: dict[Hashable, Any] = {}
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
+        self.row_norms = tuple(
+            n for n, module in net.named_modules() if isinstance(module, nn.LayerNorm | nn.GroupNorm)
+        )
         self._norms = tuple(module for module in net.modules() if isinstance(module, Norm))
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
         self.parameters, self.statistics = tuple(self._parameters), tuple(self._buffers)
@@ -124,11 +128,13 @@ class FrozenModel:
 
     @property
     def offers(self) -> frozenset[str]:
-        """What adapters may need: the source quantities present, "gradients", and "batch_norm" if there is any.
+        """What adapters may need: the source quantities present, "gradients", "batch_norm" and "normalisation".
 
-        Without BatchNorm there are no "moments" to measure, so none are missing.
+        "batch_norm" is there with a BatchNorm layer that can be adapted, "normalisation" also with a LayerNorm or
+        GroupNorm. Without BatchNorm there are no "moments" to measure, so none are missing.
         """
-        return self.source.present | {"gradients"} | {"batch_norm" if self._norms else "moments"}
+        normalising = {"normalisation"} if self._norms or self.row_norms else set()
+        return self.source.present | {"gradients"} | {"batch_norm" if self._norms else "moments"} | normalising
 
     @property
     def dtype(self) -> torch.dtype:

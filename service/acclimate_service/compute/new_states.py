@@ -1,7 +1,7 @@
 """States that no batch made: initial ones, those of an enrolment, and those that come from outside."""
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from acclimate_service.compute.worker import Admit, Worker
 from acclimate_service.errors import Problem
 from acclimate_store import Bundle
 
-_LONGEST_HISTORY: Final = 2**53
 MAX_STATE_HEADER: Final = 100_000
 """Bytes of the header of a state that comes from outside. Its JSON is parsed whole, whatever its length says."""
 
@@ -107,16 +106,10 @@ class NewStates:
 
 
 def _check_content(state: State, adapter: Adapter, bundle: Bundle) -> None:
-    forms = [_form(adapter.init(bundle.model))]
-    if enrols(adapter):
-        x = bundle.prepare(np.zeros((1, *bundle.manifest.input.shape), np.uint8))
-        forms.append(_form(adapter.init(bundle.model, x=x, labels=torch.zeros(1, dtype=torch.int64))))
-    if _form(state) not in forms:
-        wanted = " or ".join(_spell(form) for form in forms)
-        detail = f"the state holds {_spell(_form(state))}; adapter {adapter.name!r} takes {wanted}"
-        raise Problem("invalid_state", detail)
-    if not 0 <= state.step <= _LONGEST_HISTORY:
-        raise Problem("invalid_state", f"the state counts {state.step} batches; accepted are 0 to {_LONGEST_HISTORY}")
+    try:
+        state.require_form(adapter.form(bundle.model, state))
+    except StateMismatch as error:
+        raise Problem("invalid_state", f"{error}, as adapter {adapter.name!r} needs it") from error
     if not finite(state):
         raise Problem("invalid_state", "the state holds numbers that are not finite")
 
@@ -134,12 +127,3 @@ def _check_use(state: State, adapter: Adapter, bundle: Bundle) -> None:
         ) from error
     if not sound:
         raise Problem("invalid_state", f"a step from this state is not finite under adapter {adapter.name!r}")
-
-
-def _form(state: State) -> dict[str, tuple[Any, ...]]:
-    return {name: (str(tensor.dtype).removeprefix("torch."), *tensor.shape) for name, tensor in state.tensors.items()}
-
-
-def _spell(form: dict[str, tuple[Any, ...]]) -> str:
-    parts = [f"{name} {kind}{[*shape]}" for name, (kind, *shape) in sorted(form.items())]
-    return (", ".join(parts) or "no tensors")[:400]

@@ -1,4 +1,6 @@
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -176,3 +178,19 @@ def test_model_without_rates_is_refused_when_required(make_model: Callable[..., 
 def test_wrong_hyperparameters_are_refused(hyperparameters: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         create("atp", **hyperparameters)
+
+
+def test_the_mean_of_a_half_precision_model_follows_in_single_precision(network: nn.Module, streams: Tensor) -> None:
+    """In bfloat16 a thousandth of a step is rounded away."""
+    mean = mean_direction({"w": torch.ones(3)}, {"w": torch.full((3,), 2.0, dtype=torch.bfloat16)}, 1000)
+    torch.testing.assert_close(mean["w"], torch.full((3,), 1.001))
+    source = Source(prior=torch.full((10,), 0.1), rates={"bn1.weight": 0.1, "bn1.running_var": 0.5})
+    half = FrozenModel.from_module(copy.deepcopy(network).bfloat16(), classifier="linear5", source=source)
+    for name in ("atp", "dynfed"):
+        adapter = create(name)
+        step = adapter.step(half, adapter.init(half), streams[0, 0])
+        assert step.state.tensors["bn1.weight"].dtype is torch.float32
+        assert step.logits.dtype is torch.bfloat16
+        tensors = {n: t.bfloat16() if t.dtype is torch.float32 else t for n, t in step.state.tensors.items()}
+        earlier = replace(step.state, tensors=tensors)  # as versions before kept it
+        assert adapter.step(half, earlier, streams[0, 1]).state.tensors["bn1.weight"].dtype is torch.float32

@@ -116,6 +116,8 @@ def test_state_of_another_chain_or_of_a_part_is_refused(model: FrozenModel, stre
             "balanced+em",
             "no class prior can be corrected beside 'balanced', whose answers are corrected",
         ),
+        ("t3a+em", "no class prior can be corrected beside 't3a', whose answers are similarities to templates"),
+        ("t3a+fedcal", "no class prior can be corrected beside 't3a'"),
         ("em+balanced", "no class prior can be corrected beside 'balanced'"),
         ("balanced+fedcal", "no class prior can be corrected beside 'balanced'"),
         ("fed_ade+bbse", "no class prior can be corrected beside 'fed_ade'"),
@@ -195,7 +197,7 @@ def test_schema_of_a_chain_holds_the_schemas_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in sorted(ADAPTERS) if name not in {"none", "balanced", "fed_ade", *PRIORS}]
+    "name", [name for name in sorted(ADAPTERS) if name not in {"none", "balanced", "fed_ade", "t3a", *PRIORS}]
 )
 def test_every_weight_adapter_without_a_prior_of_its_own_can_be_followed_by_a_prior_correction(
     model: FrozenModel, streams: Tensor, name: str

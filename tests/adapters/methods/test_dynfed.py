@@ -142,7 +142,7 @@ def test_batch_of_one_leaves_undefined_variances_alone(model: FrozenModel, strea
 
 def test_state_of_another_mode_is_refused(model: FrozenModel, streams: Tensor) -> None:
     online, batch = create("dynfed"), create("dynfed", mode="batch")
-    with pytest.raises(StateMismatch, match="mode 'batch'"):
+    with pytest.raises(StateMismatch, match="mode='batch'"):
         batch.step(model, online.init(model), streams[0, 0])
 
 
@@ -151,7 +151,7 @@ def test_rule_that_moves_other_modules_refuses_the_state(
 ) -> None:
     model = make_model(rates={"linear5.bias": 0.5})
     identity, mlp = create("dynfed"), create("dynfed", arn="mlp")
-    with pytest.raises(StateMismatch, match="arn 'mlp'"):
+    with pytest.raises(StateMismatch, match="arn='mlp'"):
         mlp.step(model, identity.init(model), streams[0, 0])
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import ConfigurationError, FrozenModel, MissingSource, create
-from acclimate_adapters.methods.fedcal import match_features
+from acclimate_adapters.methods.fedcal import match_features, usable
 
 MakeModel = Callable[..., FrozenModel]
 P_S = [0.5, 0.3, 0.2]
@@ -35,7 +35,7 @@ def test_eq_13_closed_form_gives_the_same_prior_while_it_is_positive() -> None:
     c, p_t = rows(4, 9, 1), torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     test_prototypes = c + rows(4, 9, 2, scale=0.02)
     features = test_prototypes.T @ p_t
-    estimate = match_features(features.unsqueeze(0), c, torch.full((4,), 0.25, dtype=torch.float64))
+    estimate = match_features(features.unsqueeze(0), usable(c), torch.full((4,), 0.25, dtype=torch.float64))
     inverse, ones = torch.linalg.inv(c @ c.T), torch.ones(4, dtype=torch.float64)
     shift = inverse @ c @ (c - test_prototypes).T @ p_t
     closed = p_t + shift.sum() * (inverse @ ones) / (ones @ inverse @ ones) - shift
@@ -45,13 +45,13 @@ def test_eq_13_closed_form_gives_the_same_prior_while_it_is_positive() -> None:
 
 def test_prior_of_a_true_mixture_of_prototypes_is_recovered() -> None:
     c, p_t = rows(4, 9, 1), torch.tensor([0.6, 0.0, 0.4, 0.0], dtype=torch.float64)
-    estimate = match_features((c.T @ p_t).expand(3, 9), c, torch.full((4,), 0.25, dtype=torch.float64))
+    estimate = match_features((c.T @ p_t).expand(3, 9), usable(c), torch.full((4,), 0.25, dtype=torch.float64))
     torch.testing.assert_close(estimate.raw, p_t, rtol=0, atol=1e-10)
 
 
 def test_more_classes_than_features_are_matched_with_a_ridge() -> None:
     c, uniform = rows(20, 8, 1).abs(), torch.full((20,), 0.05, dtype=torch.float64)
-    estimate = match_features(c.mean(0, keepdim=True), c, uniform)
+    estimate = match_features(c.mean(0, keepdim=True), usable(c), uniform)
     assert float(estimate.raw.sum()) == pytest.approx(1)
     assert float(estimate.raw.min()) >= 0
     assert float((c.T @ estimate.raw - c.mean(0)).norm()) < 0.05 * float(c.mean(0).norm())
@@ -60,13 +60,13 @@ def test_more_classes_than_features_are_matched_with_a_ridge() -> None:
 
 def test_classes_with_equal_prototypes_share_equally() -> None:
     c = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    estimate = match_features(torch.tensor([[3.0, 1.0]]), c, torch.full((3,), 1 / 3))
+    estimate = match_features(torch.tensor([[3.0, 1.0]]), usable(c), torch.full((3,), 1 / 3))
     torch.testing.assert_close(estimate.raw, torch.tensor([0.375, 0.375, 0.25]), rtol=0, atol=1e-3)
 
 
 def test_class_without_a_prototype_keeps_its_training_prior() -> None:
     c = torch.tensor([[4.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
-    estimate = match_features(torch.tensor([[1.0, 3.0, 0.0]]), c, torch.tensor(P_S))
+    estimate = match_features(torch.tensor([[1.0, 3.0, 0.0]]), usable(c), torch.tensor(P_S))
     torch.testing.assert_close(estimate.raw, torch.tensor([0.7 * 0.25, 0.3, 0.7 * 0.75]))
     assert estimate.signals["absent_classes"] == 1
 
@@ -79,3 +79,25 @@ def test_matching_features_needs_prototypes_as_wide_as_the_features(logit_model:
         adapter.init(logit_model(P_S))
     with pytest.raises(ConfigurationError, match="5 features, the network 3"):
         logit_model(P_S, prototypes=rows(3, 5))
+
+
+def test_a_model_in_double_precision_keeps_its_training_prior(logit_model: Callable[..., FrozenModel]) -> None:
+    """The estimate was written into the training prior where both were float64 on the CPU."""
+    c = torch.eye(3)
+    answers = []
+    for dtype in (torch.float64, torch.float32):
+        model = logit_model([0.6, 0.3, 0.1], dtype=dtype, prototypes=c)
+        adapter = create("fedcal", estimator="fm")
+        x = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=dtype)
+        answers.append(adapter.step(model, adapter.init(model), x).logits.double())
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_condition_of_the_prototypes_is_computed_once(
+    logit_model: Callable[..., FrozenModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, adapter = logit_model([0.6, 0.3, 0.1], prototypes=torch.eye(3)), create("fedcal", estimator="fm")
+    x = torch.eye(3, dtype=torch.float64)
+    state = adapter.step(model, adapter.init(model), x).state
+    monkeypatch.setattr(torch.linalg, "svdvals", None)
+    assert adapter.step(model, state, x).signals["condition"] == pytest.approx(1.0)

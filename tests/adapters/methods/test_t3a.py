@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters import ConfigurationError, FrozenModel, Source, StateMismatch, create
-from acclimate_adapters.methods.t3a import add_supports, templates
+from acclimate_adapters.methods.t3a import add_supports
 
 
 def linear_model(weight: Tensor, bias: Tensor | None = None) -> FrozenModel:
@@ -76,7 +76,8 @@ def test_before_the_first_batch_the_templates_are_the_directions_of_the_weights(
     weight = draw(4, 6, seed=2)
     assert (weight @ weight.T).argmax(1).tolist() == [0, 1, 2, 3]
     state = create("t3a").init(linear_model(weight))
-    torch.testing.assert_close(templates(state.tensors["supports"]), nn.functional.normalize(weight, dim=1))
+    templates = nn.functional.normalize(state.tensors["supports"].sum(dim=1), dim=1)
+    torch.testing.assert_close(templates, nn.functional.normalize(weight, dim=1))
 
 
 def test_a_weight_row_that_another_class_wins_is_a_support_of_that_class() -> None:
@@ -149,7 +150,24 @@ def test_a_state_of_another_filter_is_refused(model: FrozenModel, streams: Tenso
         create("t3a", filter_k=5).step(model, create("t3a").init(model), streams[0, 0])
 
 
-@pytest.mark.parametrize("bad", [-1, 0, 101, 2.5])
-def test_a_filter_that_keeps_everything_or_nothing_is_refused(bad: float) -> None:
+@pytest.mark.parametrize("bad", [-1, 101, 2.5])
+def test_a_filter_out_of_range_is_refused(bad: float) -> None:
     with pytest.raises(ConfigurationError, match="filter_k"):
         create("t3a", filter_k=bad)
+
+
+def test_without_a_filter_the_state_stays_small_and_the_answer_is_that_of_all_supports(
+    model: FrozenModel, streams: Tensor
+) -> None:
+    """100 supports per class keep everything of 60 rows, where none can be dropped."""
+    everything, sums = create("t3a", filter_k=100), create("t3a", filter_k=0)
+    one, other = everything.init(model), sums.init(model)
+    size = other.nbytes
+    for x in streams[0, :3]:
+        kept, summed = everything.step(model, one, x), sums.step(model, other, x)
+        torch.testing.assert_close(summed.logits, kept.logits, rtol=1e-4, atol=1e-4)
+        assert summed.signals["supports"] == kept.signals["supports"]
+        one, other = kept.state, summed.state
+    assert other.nbytes == size
+    with pytest.raises(StateMismatch, match="filter_k=0"):
+        sums.step(model, one, streams[0, 0])

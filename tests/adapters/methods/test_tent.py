@@ -109,7 +109,7 @@ def test_a_layer_that_is_not_named_normalises_by_the_batch_and_keeps_its_paramet
     assert torch.equal(step.logits, every.step(model, every.init(model), streams[0, 0]).logits)
 
 
-def test_a_name_that_is_no_batch_norm_layer_is_refused(model: FrozenModel) -> None:
+def test_a_name_that_is_no_normalisation_layer_is_refused(model: FrozenModel) -> None:
     with pytest.raises(ConfigurationError, match=r"conv1.*bn1, bn2, bn3, bn4"):
         create("tent", layers=("bn1", "conv1")).init(model)
 
@@ -160,7 +160,30 @@ def test_layers_without_affine_parameters_are_normalised_and_nothing_is_trained(
     assert not torch.equal(step.logits, model.frozen(streams[0, 0]).logits)
 
 
-def test_a_network_without_batch_norm_is_refused() -> None:
-    net = nn.Sequential(nn.GroupNorm(1, 1), nn.Flatten(), nn.Linear(784, 2))
-    with pytest.raises(MissingSource, match="batch_norm"):
-        require(create("tent"), FrozenModel.from_module(net, classifier="2", source=SOURCE))
+def test_a_network_without_normalisation_is_refused() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 2))
+    with pytest.raises(MissingSource, match="normalisation"):
+        require(create("tent"), FrozenModel.from_module(net, classifier="1", source=SOURCE))
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(1, 4), nn.LayerNorm([4, 26, 26])], ids=["group", "layer"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_layer_and_group_norms_are_trained_where_there_is_no_batch_norm(
+    norm: nn.Module, optimizer: str, streams: Tensor
+) -> None:
+    """Against a plain step of torch's own optimizers on the same network."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3), copy.deepcopy(norm), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 26 * 26, 10)
+    net = nn.Sequential(*layers).eval()
+    model = FrozenModel.from_module(net, classifier="4", source=Source(prior=torch.full((10,), 0.1)))
+    adapter = create("tent", lr=0.01, optimizer=optimizer)
+    step = adapter.step(model, adapter.init(model), streams[0, 0])
+    trained = dict(net[1].named_parameters())
+    kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
+    logits = net(streams[0, 0])
+    torch.testing.assert_close(step.logits, logits.detach())
+    torch.distributions.Categorical(logits=logits).entropy().mean().backward()
+    kind(trained.values(), lr=0.01).step()
+    for name, tensor in trained.items():
+        torch.testing.assert_close(step.state.tensors[f"1.{name}"], tensor.detach(), rtol=1e-4, atol=1e-4)
+    assert create("tent", layers=("1",)).init(model).tensors.keys() == {"1.weight", "1.bias"}

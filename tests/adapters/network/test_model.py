@@ -315,3 +315,26 @@ def test_what_is_derived_is_made_once_for_each_model_runtime_and_constant(model:
     other = model.with_runtime(model.frozen)
     assert [each.derived(make, n) for each in (model, other) for n in (1, 2, 1)] == [1, 2, 1, 1, 2, 1]
     assert made == [(model, 1), (model, 2), (other, 1), (other, 2)]
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, TypeError, IndexError, AssertionError, ZeroDivisionError])
+def test_whatever_a_layer_raises_for_a_batch_is_an_input_error(kind: type[Exception]) -> None:
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] != 8:
+                raise kind("8 pixels, please")
+            return x.flatten(1)
+
+    net = nn.Sequential(Picky(), nn.Linear(64, 2))
+    model = FrozenModel.from_module(net, classifier="1", source=Source(prior=torch.full((2,), 0.5)))
+    assert model.frozen(torch.rand(2, 1, 8, 8)).logits.shape == (2, 2)
+    with pytest.raises(InputError, match=r"shape \[2, 1, 9, 9\]: 8 pixels, please"):
+        model.frozen(torch.rand(2, 1, 9, 9))
+
+
+def test_torch_has_other_errors_than_runtime_errors_for_a_batch() -> None:
+    """BatchNorm by the batch raises ValueError."""
+    net = nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(36, 2))
+    model = FrozenModel.from_module(net, classifier="2", source=Source(prior=torch.full((2,), 0.5)))
+    with pytest.raises(InputError, match="expected 4D input"):
+        model.frozen(torch.rand(2, 4, 9))

@@ -215,6 +215,27 @@ def test_a_damaged_state_is_422_and_changes_nothing(every, sdk, stream, assert_p
     assert every.keys("sound") == before
 
 
+@pytest.mark.parametrize(
+    ("adapter", "tensor", "changed"),
+    [
+        ("balanced", "rows", lambda tensor: tensor - 1e6),  # was a 500 at every batch
+        ("fedcal", "rows", lambda tensor: tensor - 1_000_000),
+        ("atp", None, lambda tensor: tensor.reshape(-1)[:1]),  # was broadcast
+        ("shot", None, None),  # was taken without its tensors
+    ],
+)
+def test_a_state_that_the_adapter_never_makes_is_422(every, sdk, stream, assert_problem, adapter, tensor, changed):
+    client = f"never-{adapter}"
+    sdk.configure(client, adapter)
+    sdk.predict(client, stream(0, 1)[0])
+
+    def spoil(tensors):
+        name = tensor or sorted(tensors)[0]
+        return {**tensors, name: changed(tensors[name])} if changed else {}
+
+    assert_problem(put(every, client, altered(sdk.export_state(client), spoil)), 422, "invalid_state")
+
+
 def test_counts_from_which_no_step_succeeds_are_422(every, sdk, stream, assert_problem):
     sdk.configure("counts", "t3a")
     sdk.predict("counts", stream(0, 1)[0])

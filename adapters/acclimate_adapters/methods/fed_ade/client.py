@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.adapter import Signal, Step, require
-from acclimate_adapters.errors import ConfigurationError, StateMismatch
+from acclimate_adapters.adapter import Signal, Step, require, require_state
+from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import at_least_float32, entropy, keyed_generator
 from acclimate_adapters.hyperparameters import check, choice, integer, real
-from acclimate_adapters.methods.bbse import mean_prediction
+from acclimate_adapters.methods.bbse import mean_prediction, measured_confusion
 from acclimate_adapters.methods.fed_ade.risk import (
     LabelEstimate,
     anchor_importance,
@@ -22,9 +22,10 @@ from acclimate_adapters.methods.fed_ade.risk import (
 )
 from acclimate_adapters.methods.priors import log_posteriors
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State, count
 
 PERSONAL, SHARED = "personal.", "shared."  # prefixes of the modules in a state; no other tensor's name has a dot
+LARGEST_RATE = 10.0  # of learning
 NO_DIRECTION = 1e-12  # a vector shorter than this has no direction
 
 
@@ -77,8 +78,8 @@ class FedAde:
     layout: ClassVar[int] = 1
     uncorrectable: ClassVar[str] = "fitted to the client's class prior already"
 
-    eta_min: float = real(5e-6, low=0.0, high=10.0, doc="learning rate without drift")
-    eta_max: float = real(1e-4, low=0.0, high=10.0, doc="learning rate at the largest drift")
+    eta_min: float = real(5e-6, low=0.0, high=LARGEST_RATE, doc="learning rate without drift")
+    eta_max: float = real(1e-4, low=0.0, high=LARGEST_RATE, doc="learning rate at the largest drift")
     weights: str = choice("simplex", "raw", doc="simplex keeps the estimated labels a distribution; raw is the paper's")
     layers: str = choice("head", "all", doc="head adapts the classifier alone; all takes part in federated rounds")
     mode: str = choice("soft", "hard", doc="labels are estimated from mean softmax (soft) or predicted classes (hard)")
@@ -116,6 +117,17 @@ class FedAde:
             tensors |= timestep_tensors(self.eta_min, 0, model.source.prior)
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """The summaries of the last batch and the client's layers, as `Adapter.form`."""
+        dtypes = (torch.promote_types(model.dtype, torch.float32),)
+        forms = {"q": Form((model.classes,), dtypes, low=0), "z": Form((model.feature_size,), dtypes)}
+        forms |= {PERSONAL + name: Form.of(model.tensor(name)) for name in head_modules(model)}
+        if self.layers == "all":
+            forms |= {SHARED + name: Form.of(model.tensor(name)) for name in shared_modules(model)}
+            forms |= {"eta": Form((), (torch.float64,), 0, LARGEST_RATE), "samples": count()}
+            forms["labels"] = Form((model.classes,), (torch.float64,))
+        return forms
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         head, shared = self.client_layers(model, state)
@@ -130,12 +142,7 @@ class FedAde:
         Raises:
             StateMismatch: the state was made for something else.
         """
-        state.require(self.name, self.layout, model.content_hash)
-        wanted = {"q", "z", *(PERSONAL + name for name in head_modules(model))}
-        if self.layers == "all":
-            wanted |= {"eta", "samples", "labels", *(SHARED + name for name in shared_modules(model))}
-        if state.tensors.keys() != wanted:
-            raise StateMismatch(f"the state was not made with layers={self.layers!r}")
+        require_state(self, model, state)
         personal, shared = head_modules(model), shared_modules(model) if self.layers == "all" else ()
         return (
             {name: state.tensors[PERSONAL + name].to(model.device) for name in personal},
@@ -163,9 +170,8 @@ class FedAde:
         q, z = (state.tensors[name].to(model.device) for name in ("q", "z"))
         drift = measure_drift(q, z, logits, features)
         query = mean_prediction(log_posteriors(logits), self.mode)
-        estimate = estimate_labels(
-            model.source.confusion_matrix(self.mode), query, model.source.prior, constrained=self.weights == "simplex"
-        )
+        confusion = model.derived(measured_confusion, self.mode)
+        estimate = estimate_labels(confusion, query, model.source.prior, constrained=self.weights == "simplex")
         without_anchors = int((torch.bincount(anchors_of(model).labels, minlength=model.classes) == 0).sum())
         return Timestep(drift, drift.learning_rate(self.eta_min, self.eta_max), estimate, without_anchors)
 

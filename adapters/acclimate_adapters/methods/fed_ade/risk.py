@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import MissingSource
-from acclimate_adapters.methods.bbse import usable
+from acclimate_adapters.methods.bbse import Confusion
 from acclimate_adapters.methods.simplex import LARGEST_CONDITION, nearest_mixture
 from acclimate_adapters.network.model import AnchorFeatures, FrozenModel
 
@@ -35,17 +35,17 @@ def anchors_of(model: FrozenModel) -> AnchorFeatures:
     return model.anchor_features
 
 
-def estimate_labels(confusion: Tensor, query: Tensor, prior: Tensor, *, constrained: bool) -> LabelEstimate:
+def estimate_labels(confusion: Confusion, query: Tensor, prior: Tensor, *, constrained: bool) -> LabelEstimate:
     """Label distribution w with M w = q (Eq. 4, Appendix B).
 
     Args:
-        confusion: M [K, K], M[i, j] = P(predicted i | true j). A column of zeros, a class that was never seen, is
-            taken for perfectly predicted.
+        confusion: M [K, K], M[i, j] = P(predicted i | true j), made ready by `bbse.usable`: a column of zeros, a class
+            that was never seen, is taken for perfectly predicted.
         query: q [K], mean prediction of the batch, double precision on the CPU.
         prior: [K], the answer when M is too ill-conditioned to be inverted.
         constrained: the closest w among probability vectors instead of M^-1 q.
     """
-    m, absent, condition = usable(confusion)
+    m, absent, condition = confusion
     if condition > LARGEST_CONDITION:
         return LabelEstimate(prior.cpu().double(), condition, True, absent)
     labels = nearest_mixture(m, query) if constrained else torch.linalg.solve(m, query)

@@ -11,6 +11,7 @@ from acclimate_adapters.errors import InputError, MissingSource
 from acclimate_adapters.functional import at_least_float32, class_labels
 from acclimate_adapters.methods.ring import Ring
 from acclimate_adapters.network.model import FrozenModel
+from acclimate_adapters.state import Form, State, count
 
 HEAD_EPOCHS, HEAD_BATCH, HEAD_LR, HEAD_WEIGHT_DECAY = 100, 32, 0.01, 5e-4  # the paper's 100 rounds of one epoch each
 
@@ -66,6 +67,26 @@ def enrolled(personal_head: Tensor, descriptor: Tensor) -> dict[str, Tensor]:
         "history": torch.zeros_like(descriptor),  # [d], h^history once there is a sample
         "samples": torch.zeros((), dtype=torch.int64),
     }
+
+
+def enrolled_forms(model: FrozenModel, state: State, examples: int = 0) -> dict[str, Form]:
+    """The forms of the tensors of a client that has enrolled, none before, as `Adapter.form`.
+
+    Args:
+        model: the frozen model.
+        state: that of the client.
+        examples: how many are remembered at most; those of a head that was trained elsewhere are not known.
+    """
+    if not state.tensors:
+        return {}
+    k, d = model.classes, model.feature_size
+    dtypes = (torch.promote_types(model.dtype, torch.float32),)
+    forms = {"personal_head": Form((k, d), dtypes), "descriptor": Form((d,), dtypes), "history": Form((d,), dtypes)}
+    forms["samples"] = count()
+    if examples and "examples_seen" in state.tensors:
+        forms |= {"examples": Form((examples, d), dtypes), "example_labels": count(examples, high=k - 1)}
+        forms["examples_seen"] = count()
+    return forms
 
 
 def personalise(model: FrozenModel, x: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:

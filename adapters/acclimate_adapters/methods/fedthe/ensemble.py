@@ -8,14 +8,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, one_hot
 
-from acclimate_adapters.adapter import Signal, Step
-from acclimate_adapters.functional import at_least_float32, class_labels, entropy, numbers
+from acclimate_adapters.adapter import Signal, Step, require_state
+from acclimate_adapters.functional import Numbers, at_least_float32, class_labels, entropy, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.labels import Labelled
-from acclimate_adapters.methods.fedthe.enrolment import Examples, enrol, enrolled, global_descriptor, train_head
+from acclimate_adapters.methods.fedthe.enrolment import (
+    Examples,
+    enrol,
+    enrolled,
+    enrolled_forms,
+    global_descriptor,
+    train_head,
+)
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
+FOLD_CHUNK = 64  # features folded into the history at once: the work grows with this times their number
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 
@@ -100,7 +108,7 @@ class FedThe:
 
         A personal head that was trained elsewhere gives way to that of the examples.
         """
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         if rows.x is None:
             return state
         features = at_least_float32(model.features(rows.x))
@@ -111,13 +119,17 @@ class FedThe:
         new = {"personal_head": train_head(examples, targets, self.seed), "descriptor": examples.mean(0)}
         return replace(state, tensors={**enrolled(**new), **state.tensors, **new, **known.pack()})
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """Head, descriptor and history, if the client has enrolled, and its examples, as `Adapter.form`."""
+        return enrolled_forms(model, state, self.examples)
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         return self.on_frozen(model, state, model.frozen(model.batch(x)))
 
     def on_frozen(self, model: FrozenModel, state: State, frozen: Pass) -> Step:
         """Answer the batch of a frozen pass, as `FrozenOnly.on_frozen`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         if not state.tensors:
             return answer_unenrolled(frozen, state)
         settings = Settings(self.alpha, self.beta, self.steps, self.lr)
@@ -182,13 +194,19 @@ def fold_history(features: Tensor, start: Tensor, alpha: float, *, causal: bool 
     Returns:
         [B, d], the history that each sample uses, and [d], the one after the batch.
     """
-    rows = np.arange(len(features) + 1 if causal else len(features))
-    decays = (1 - alpha) ** rows  # of the start, after each fold
-    ages = rows[:, None] - rows[1:]
-    shares = np.tril(alpha * decays[ages.clip(0)], -1)  # of each feature after each fold
-    decay, weights = (torch.from_numpy(each).to(features) for each in (decays, shares))
-    folded = torch.addmm(torch.outer(decay, start), weights, features if causal else features[1:])
-    return folded[:-1] if causal else folded, folded[-1].clone()
+    folded = [start.unsqueeze(0)]
+    for chunk in torch.split(features if causal else features[1:], FOLD_CHUNK):
+        decay, weights = (torch.from_numpy(each).to(features) for each in fold_weights(len(chunk), alpha))
+        folded.append(torch.addmm(torch.outer(decay, folded[-1][-1]), weights, chunk))
+    histories = torch.cat(folded)
+    return histories[:-1] if causal else histories, histories[-1].clone()
+
+
+def fold_weights(n: int, alpha: float) -> tuple[Numbers, Numbers]:
+    """What is left of the start [n] and of each feature [n, n] after each of n folds."""
+    decays: Numbers = np.float64(1 - alpha) ** np.arange(n + 1)
+    ages = np.arange(n)[:, None] - np.arange(n)
+    return decays[1:], np.tril(alpha * decays[ages.clip(0)])
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what overflows ends as NaN in the answer, which is refused

@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Step, require_state
 from acclimate_adapters.functional import at_least_float32, keyed_generator
 from acclimate_adapters.hyperparameters import check, integer, real
-from acclimate_adapters.methods.fedthe.enrolment import enrol
+from acclimate_adapters.methods.fedthe.enrolment import enrol, enrolled_forms
 from acclimate_adapters.methods.fedthe.ensemble import Settings, answer_unenrolled, mix_heads, mixture_signals
 from acclimate_adapters.methods.memo import marginal_entropy
 from acclimate_adapters.methods.views import views
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
-from acclimate_adapters.state import State
+from acclimate_adapters.state import Form, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,13 @@ class FedThePlus:
         """The state of a client that has sent nothing yet; arguments and errors as `FedThe.init`."""
         return State(self.name, self.layout, model.content_hash, tensors=enrol(model, self.seed, enrolment))
 
+    def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
+        """Head, descriptor and history, if the client has enrolled, as `Adapter.form`."""
+        return enrolled_forms(model, state)
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
-        state.require(self.name, self.layout, model.content_hash)
+        require_state(self, model, state)
         x = model.batch(x)
         frozen = model.frozen(x)
         if not state.tensors:

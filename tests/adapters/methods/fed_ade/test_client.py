@@ -240,3 +240,12 @@ def test_model_without_anchors_or_matrix_is_refused_at_the_start(
         create("fed_ade").init(make_model(confusion=None))
     with pytest.raises(ConfigurationError, match="hard"):
         create("fed_ade", mode="hard").init(make_model(confusion={"soft": source_quantities["confusion"]["soft"]}))
+
+
+def test_the_confusion_matrix_is_decomposed_once(
+    sharp: FrozenModel, streams: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = create("fed_ade")
+    state = adapter.step(sharp, adapter.init(sharp), streams[0, 0]).state
+    monkeypatch.setattr(torch.linalg, "svdvals", None)
+    assert adapter.step(sharp, state, streams[0, 1]).signals["condition"] > 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters.functional import keyed_generator
+from acclimate_adapters.methods.bbse import usable
 from acclimate_adapters.methods.fed_ade.risk import anchor_importance, estimate_labels, fit_head, minibatches
 from acclimate_adapters.network.model import AnchorFeatures
 
@@ -101,7 +102,9 @@ def test_raw_weights_are_the_inverse_of_the_confusion_matrix_times_q(seed: int) 
     draw = np.random.default_rng(seed)
     m = draw.dirichlet(np.ones(5), size=5).T + np.eye(5)
     m, q = m / m.sum(0), draw.dirichlet(np.ones(5))
-    estimate = estimate_labels(torch.from_numpy(m), torch.from_numpy(q), torch.full((5,), 0.2), constrained=False)
+    estimate = estimate_labels(
+        usable(torch.from_numpy(m)), torch.from_numpy(q), torch.full((5,), 0.2), constrained=False
+    )
     assert estimate.labels.tolist() == pytest.approx(solve_by_elimination(m.tolist(), q.tolist()), abs=1e-12)
     assert float(estimate.labels.sum()) == pytest.approx(1)
 
@@ -111,14 +114,16 @@ def test_simplex_weights_are_the_best_over_all_supports(seed: int) -> None:
     draw = np.random.default_rng(seed)
     m = draw.dirichlet(np.ones(4), size=4).T + 0.5 * np.eye(4)
     m, q = m / m.sum(0), draw.dirichlet(np.full(4, 0.3))
-    estimate = estimate_labels(torch.from_numpy(m), torch.from_numpy(q), torch.full((4,), 0.25), constrained=True)
+    estimate = estimate_labels(
+        usable(torch.from_numpy(m)), torch.from_numpy(q), torch.full((4,), 0.25), constrained=True
+    )
     assert estimate.labels.tolist() == pytest.approx(nearest_on_simplex(m, q).tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("constrained", [True, False])
 def test_labels_that_the_matrix_explains_are_recovered(constrained: bool) -> None:
     m, labels = tensor([0.8, 0.1, 0.0], [0.2, 0.7, 0.1], [0.0, 0.2, 0.9]), tensor(0.1, 0.6, 0.3)
-    estimate = estimate_labels(m, m @ labels, torch.full((3,), 1 / 3), constrained=constrained)
+    estimate = estimate_labels(usable(m), m @ labels, torch.full((3,), 1 / 3), constrained=constrained)
     assert estimate.labels.tolist() == pytest.approx(labels.tolist(), abs=1e-9)
     assert not estimate.refused
 
@@ -129,15 +134,15 @@ def test_permuted_classes_permute_the_estimated_labels() -> None:
     q, p = torch.from_numpy(draw.dirichlet(np.full(6, 0.2))), torch.tensor([3, 1, 5, 0, 4, 2])
     prior = torch.full((6,), 1 / 6)
     for constrained in (True, False):
-        plain = estimate_labels(m, q, prior, constrained=constrained).labels
-        permuted = estimate_labels(m[p][:, p], q[p], prior, constrained=constrained).labels
+        plain = estimate_labels(usable(m), q, prior, constrained=constrained).labels
+        permuted = estimate_labels(usable(m[p][:, p]), q[p], prior, constrained=constrained).labels
         torch.testing.assert_close(permuted, plain[p])
 
 
 @pytest.mark.parametrize("constrained", [True, False])
 def test_singular_confusion_falls_back_to_the_source_prior(constrained: bool) -> None:
     m, prior = tensor([0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]), tensor(0.2, 0.3, 0.5)
-    estimate = estimate_labels(m, tensor(0.6, 0.3, 0.1), prior, constrained=constrained)
+    estimate = estimate_labels(usable(m), tensor(0.6, 0.3, 0.1), prior, constrained=constrained)
     assert estimate.refused
     assert estimate.labels.tolist() == prior.tolist()
     assert estimate.condition > 1e3
@@ -145,7 +150,7 @@ def test_singular_confusion_falls_back_to_the_source_prior(constrained: bool) ->
 
 def test_class_absent_from_the_confusion_cohort_counts_as_perfectly_predicted() -> None:
     m = tensor([0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.0, 0.0, 0.0])
-    estimate = estimate_labels(m, tensor(0.2, 0.4, 0.4), torch.full((3,), 1 / 3), constrained=True)
+    estimate = estimate_labels(usable(m), tensor(0.2, 0.4, 0.4), torch.full((3,), 1 / 3), constrained=True)
     assert estimate.absent_classes == 1
     assert float(estimate.labels[2]) == pytest.approx(0.4)
 

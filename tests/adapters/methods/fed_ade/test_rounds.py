@@ -262,9 +262,9 @@ def test_update_with_other_names_or_shapes_is_refused(small: FrozenModel, batche
 
 def test_update_that_explodes_is_an_error(small: FrozenModel, batches: Tensor) -> None:
     state = measured(ADAPTER, small, batches[0, 0])
-    wild = replace(state, tensors={**state.tensors, "eta": torch.tensor(1e200, dtype=torch.float64)})
+    shared = {name: tensor * 1e200 for name, tensor in initial_shared(small).items()}
     with pytest.raises(NumericalError):
-        local_update(ADAPTER, small, wild, initial_shared(small), 0)
+        local_update(ADAPTER, small, state, shared, 0)
 
 
 def test_adapter_or_state_of_the_head_alone_takes_no_part_in_rounds(small: FrozenModel, batches: Tensor) -> None:

@@ -94,6 +94,29 @@ def test_history_folds_every_sample_after_it_was_used() -> None:
     assert float(end) == pytest.approx(0.1 * 6 + 0.9 * 2.4449)
 
 
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_history_of_any_number_of_rows_is_the_recursion_of_the_paper(rows: int, causal: bool) -> None:
+    features = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    history, expected = torch.zeros(3, dtype=torch.float64), []
+    for n, feature in enumerate(features):
+        if causal:
+            expected.append(history)
+        if causal or n > 0:
+            history = 0.1 * feature + 0.9 * history
+        if not causal:
+            expected.append(history)
+    used, end = fold_history(features, torch.zeros(3, dtype=torch.float64), 0.1, causal=causal)
+    torch.testing.assert_close(used, torch.stack(expected))
+    torch.testing.assert_close(end, history)
+
+
+def test_the_work_of_the_history_does_not_grow_with_the_square_of_its_rows() -> None:
+    """50,000 rows would need a matrix of 20 GB."""
+    used, _ = fold_history(torch.ones(50_000, 2), torch.zeros(2), 0.1)
+    assert float(used[-1, 0]) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_history_is_the_same_however_the_stream_is_cut(
     size: int, model: FrozenModel, streams: Tensor, enrolment: Enrolment
