@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,8 +63,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _by_name(name: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
-        from acclimate_service import commands
-
+        try:
+            from acclimate_service import commands
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("acclimate"):
+                raise
+            print(f'acclimate: {error.name} is not installed; pip install "acclimate[serve]"', file=sys.stderr)
+            return 2
         return commands.run(getattr(commands, name), options)
 
     return run

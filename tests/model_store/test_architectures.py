@@ -96,3 +96,11 @@ def test_an_allowed_import_path_is_built(edge_nets: str) -> None:
 def test_an_allowed_import_path_must_yield_a_network(path: str, message: str) -> None:
     with pytest.raises(ArchitectureError, match=message):
         build(path, {}, allowed_imports={path})
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "transformers:resnet"])
+def test_a_library_that_is_not_installed_is_an_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acclimate_store.architectures.find_spec", lambda package: None)
+    package = name.partition(":")[0]
+    with pytest.raises(ArchitectureError, match=rf'{package} is not installed; pip install "acclimate\[{package}\]"'):
+        build(name, {})
