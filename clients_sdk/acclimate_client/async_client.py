@@ -79,7 +79,7 @@ class AsyncClient(AsyncTransport):
         layout: Layout | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - as in predict
     ) -> EnrolResult:
-        """Lets a client begin anew from labelled images of its own; see `Client.enroll`."""
+        """Lets a client restart from labelled images of its own; see `Client.enroll`."""
         sending = self._settings.sending(idempotency_key, layout, timeout)
         return await self._run(await asyncio.to_thread(_calls.enroll, client_id, images, labels, **sending))
 

@@ -101,7 +101,7 @@ class Client(Transport):
     def configure(
         self, client_id: str, adapter: str, /, *, idempotency_key: str | None = None, **hyperparameters: Any
     ) -> ConfigureResult:
-        """Chooses the adapter of a client, which begins anew unless it has this very adapter already.
+        """Chooses the adapter of a client, which restarts unless it has this very adapter already.
 
         Args:
             client_id: Whose adapter; the client need not have sent a batch before.
@@ -127,7 +127,7 @@ class Client(Transport):
         layout: Layout | None = None,
         timeout: float | None = None,
     ) -> EnrolResult:
-        """Lets a client begin anew from labelled images of its own, under an adapter that takes them.
+        """Lets a client restart from labelled images of its own, under an adapter that takes them.
 
         Args:
             client_id: Whose images.

@@ -170,7 +170,7 @@ class ConfigureResult:
 
 @dataclass(frozen=True, slots=True)
 class EnrolResult:
-    """A client that began anew from labelled images.
+    """A client that restarted from labelled images.
 
     Attributes:
         enrolled: Number of images; None where the answer of a repeated call is gone.

@@ -139,6 +139,7 @@ class Http1(HttpToolsProtocol):
         """
         self._offered = False
         if self.scope["method"] == "CONNECT":
+            self._open = False  # it has no body
             return self._refuse(Problem("malformed_request", "this is no proxy: CONNECT is not accepted"))
         framing = [(name, value) for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
         if not self.cycle.keep_alive:
@@ -265,13 +266,15 @@ class Http1(HttpToolsProtocol):
         """Look at nothing that comes from now on, and end the connection after the replies that are due."""
         self._parting = problem
         self._stop_head_timer()
-        if self._open and not self._in_head and self._busy:
-            if self.pipeline and self.pipeline[0][0] is self.cycle:
+        if self._open and not self._in_head:
+            if not self._busy:  # the reply was sent already; another one would be taken for that to the next request
+                self.transport.close()
+            elif self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()  # the request that is broken waits for its turn
             elif self.cycle.response_started:
-                return self.transport.close()
+                self.transport.close()
             else:
-                return self._part(problem)
+                self._part(problem)
         elif not self._busy:
             self._part(problem)
 

@@ -295,6 +295,11 @@ async def test_a_bad_body_is_refused_and_the_application_told(serve):
     assert statuses(reply) == [400]
 
 
+async def test_a_body_that_turns_out_bad_after_its_reply_is_not_answered_again(serve):
+    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert statuses(await talk(await serve(quick), head, b"zz\r\n" + LAST, pause=0.1)) == [413]
+
+
 @pytest.fixture
 def hasty(monkeypatch):
     """Clocks of a fifth of a second, and a log that has said nothing yet."""
