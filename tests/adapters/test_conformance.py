@@ -1,5 +1,6 @@
-"""Every registered adapter through every check; to add an adapter is to add its examples here."""
+"""Every registered adapter through every check, in both precisions; to add an adapter is to add its examples here."""
 
+import copy
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acclimate_adapters import (
     ADAPTERS,
     Adapter,
     FrozenModel,
     InputError,
+    Source,
     State,
     StateMismatch,
     Step,
@@ -116,6 +118,33 @@ EXAMPLES = [
     Example("tent", {"optimizer": "adam"}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
 ]
 
+
+@pytest.fixture(scope="session", params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def precision(request: pytest.FixtureRequest) -> torch.dtype:
+    """The precision of the model."""
+    result: torch.dtype = request.param
+    return result
+
+
+@pytest.fixture(scope="session")
+def make_model(
+    precision: torch.dtype, network: nn.Module, source_quantities: Mapping[str, Any]
+) -> Callable[..., FrozenModel]:
+    """Freeze the network in that precision with some source quantities changed."""
+    net = copy.deepcopy(network).to(precision)
+
+    def make(**changes: Any) -> FrozenModel:
+        return FrozenModel.from_module(net, classifier="linear5", source=Source(**{**source_quantities, **changes}))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(make_model: Callable[..., FrozenModel]) -> FrozenModel:
+    """The network in that precision with everything a source can carry."""
+    return make_model()
+
+
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=str)
 
 
@@ -195,6 +224,7 @@ def test_logits_are_finite_and_the_state_counts_batches(example: Example, model:
         step = adapter.step(model, state, batch)
         state = step.state
         assert step.logits.shape == (20, 10)
+        assert step.logits.dtype == model.dtype
         assert bool(step.logits.isfinite().all())
         assert state.step == k + 1
 
@@ -218,7 +248,8 @@ def test_neutral_setting_answers_as_the_frozen_model(
         pytest.skip(example.no_neutral_because)
     hyperparameters, source = example.neutral
     adapter, model = create(example.name, **{**example.hyperparameters, **hyperparameters}), make_model(**source)
-    for logits, batch in zip(answers(adapter, model, streams[0, :3]), streams[0, :3], strict=True):
+    batches = streams[0, :3].to(model.dtype)
+    for logits, batch in zip(answers(adapter, model, batches), batches, strict=True):
         torch.testing.assert_close(logits.softmax(-1), model.frozen(batch).logits.softmax(-1), rtol=0, atol=1e-6)
 
 
@@ -303,6 +334,7 @@ def test_a_state_of_another_form_is_refused(example: Example, spoil: str, model:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", [torch.float32], indirect=True)
 @each_example
 def test_a_cuda_device_answers_as_the_cpu(
     example: Example, model: FrozenModel, cuda_model: FrozenModel, streams: Tensor
