@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Final
 
@@ -22,12 +23,13 @@ from acclimate_service.state.redis.scripts import POOL_FORGET, POOL_RESET, POOL_
 
 MOST_CLIENTS: Final = 256
 """Clients of one configuration that count; 8,192 rows show a difference of about one point."""
-MOST_CONFIGURATIONS: Final = 32
+MOST_CONFIGURATIONS: Final = 16
 """Configurations of one model; for a further one, that with the fewest clients goes."""
+SEARCH_MS: Final = 10_000
+"""Pause before places are looked for again where there are none; a search reads all shares."""
 _TTL_FACTOR: Final = 4
 """Evidence outlives the clients it came from, for those that come after them."""
 _KINDS: Final = 4
-_POINT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +79,22 @@ class Pools:
             MOST_CLIENTS,
             MOST_CONFIGURATIONS,
             random.getrandbits(31),
+            SEARCH_MS,
         )
         with self._readable():
             await self._wire.run(POOL_TELL, (self._pool,), args + _by_kind(share.counts))
 
     async def counted(self) -> Mapping[str, tuple[Counts, ...]]:
         """The rows of each client that count, by configuration."""
-        texts, found = dict[str, str](), defaultdict[str, list[Counts]](list)
         with self._readable():
             flat: list[bytes] = await self._wire.read("HGETALL", self._pool)
+        texts, found = dict[bytes, str](), defaultdict[bytes, list[Counts]](list)
         for name, value in zip(flat[::2], flat[1::2], strict=True):
-            digest, _, client = name.decode().partition("|")
-            if not client:
-                texts[digest] = value.decode()
-            elif (counts := _of_kinds(value.decode().split("|")[_POINT + _KINDS :])).labelled:
+            digest, bar, _ = name.partition(b"|")
+            if bar and (counts := _counted(value)).labelled:
                 found[digest].append(counts)
+            elif not bar and not digest.startswith(b"@"):
+                texts[digest] = value.decode()
         return {texts[digest]: tuple(shares) for digest, shares in found.items()}
 
     async def share(self, client: ClientScope, configuration: str) -> Share | None:
@@ -129,6 +132,12 @@ class Pools:
 
     def _name(self, client: ClientScope) -> str:
         return blake2b(client.digest(), digest_size=16, key=self._secret).hexdigest()
+
+
+@lru_cache(MOST_CLIENTS * MOST_CONFIGURATIONS)
+def _counted(share: bytes) -> Counts:
+    """The rows of a stored share that count; most shares are read again as they were."""
+    return _of_kinds(share.decode().split("|")[-_KINDS:])
 
 
 def _digest(configuration: str) -> str:

@@ -1,14 +1,16 @@
 -- Takes a client's evidence into the pool. What it told before is replaced, so telling twice counts once; of all that it
 -- ever told, no more rows count than its weight.
 --
--- KEYS: the pool, a hash: digest of a configuration -> its text; digest|client -> share.
+-- KEYS: the pool, a hash: digest of a configuration -> its text; digest|client -> share; @sizes -> how many clients each
+-- configuration has, as JSON; @searched -> when places were last looked for.
 -- ARGV: client, digest and text of its configuration, the point of its history (life, seq, born), lifetime, weight, most
--- clients of a configuration, most configurations, seed of the lot, then the counts of all its rows by kind.
+-- clients of a configuration, most configurations, seed of the lot, pause between searches, then its rows by kind.
 
 local pool = KEYS[1]
 local client, digest, text, life, seq, born = unpack(ARGV, 1, 6)
-local ttl, weight, most_clients, most_configurations = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local counts = {unpack(ARGV, 12)}
+local ttl, weight = tonumber(ARGV[7]), tonumber(ARGV[8])
+local most_clients, most_configurations, search_ms = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[12])
+local counts = {unpack(ARGV, 13)}
 local now = now_ms()
 
 local function split(share)
@@ -43,40 +45,40 @@ for _ = 1, math.min(room, coming) do
   new[kind], counted[kind], coming = new[kind] - 1, counted[kind] + 1, coming - 1
 end
 
--- A new share needs a place: that of one which nobody extended, or, for a new configuration, those of the one with the
--- fewest clients. Where a configuration has all its clients, the first ones stay.
+-- A new share needs a place. Where there is none, one is looked for among all shares: at most once in so long, for that
+-- takes its time, and who gets none now asks again with the next label.
 if not known then
-  local sizes, newest, configurations = {}, {}, 0
-  local flat = redis.call('HGETALL', pool)
-  for i = 1, #flat, 2 do
-    local owner = string.match(flat[i], '^(.-)|')
-    local told = owner and tonumber(split(flat[i + 1])[4])
-    if told and told + ttl <= now then
-      redis.call('HDEL', pool, flat[i])
-    elseif owner then
-      sizes[owner], newest[owner] = (sizes[owner] or 0) + 1, math.max(newest[owner] or 0, told)
-    end
+  local sizes = cjson.decode(redis.call('HGET', pool, '@sizes') or '{}')
+  local configurations, least = 0, nil
+  for owner, size in pairs(sizes) do
+    configurations = configurations + 1
+    if not least or size < sizes[least] or (size == sizes[least] and owner < least) then least = owner end
   end
-  local least
-  for i = 1, #flat, 2 do
-    local owner = flat[i]
-    if sizes[owner] then
-      configurations = configurations + 1
-      local smaller = not least or sizes[owner] < sizes[least]
-      if smaller or (sizes[owner] == sizes[least] and newest[owner] < newest[least]) then least = owner end
-    elseif not string.find(owner, '|', 1, true) then
-      redis.call('HDEL', pool, owner)
-    end
-  end
-  if (sizes[digest] or 0) >= most_clients then return {'OK', '0'} end
-  if not sizes[digest] and configurations >= most_configurations then
+  if not sizes[digest] and configurations < most_configurations then sizes[digest] = 0 end
+  if not sizes[digest] or sizes[digest] >= most_clients then
+    if now - tonumber(redis.call('HGET', pool, '@searched') or 0) < search_ms then return {'OK', '0'} end
+    redis.call('HSET', pool, '@searched', stamp(now))
+    -- Of a full configuration, shares that nobody extended; for a new one, all of that with the fewest clients.
+    local owner, all = digest, false
+    if not sizes[digest] then owner, all = least, true end
+    local flat = redis.call('HGETALL', pool)
     for i = 1, #flat, 2 do
-      if flat[i] == least or string.match(flat[i], '^(.-)|') == least then redis.call('HDEL', pool, flat[i]) end
+      if string.match(flat[i], '^(.-)|') == owner and (all or tonumber(split(flat[i + 1])[4]) + ttl <= now) then
+        redis.call('HDEL', pool, flat[i])
+        sizes[owner] = sizes[owner] - 1
+      end
     end
+    if all then
+      redis.call('HDEL', pool, owner)
+      sizes[owner], sizes[digest] = nil, 0
+    end
+    if sizes[digest] >= most_clients then return {'OK', '0'} end
   end
+  sizes[digest] = sizes[digest] + 1
+  redis.call('HSET', pool, '@sizes', cjson.encode(sizes))
 end
 
-local point = {life, seq, born, stamp(now)}
-redis.call('HSET', pool, digest, text, field, table.concat({table.concat(point, '|'), table.concat(counts, '|'), table.concat(counted, '|')}, '|'))
+local parts = {life, seq, born, stamp(now), table.concat(counts, '|'), table.concat(counted, '|')}
+redis.call('HSET', pool, digest, text, field, table.concat(parts, '|'))
 redis.call('PEXPIRE', pool, whole(ttl))
 return {'OK', '1'}
