@@ -1,8 +1,12 @@
-"""Label-free guard rails: a step that went wrong answers with the frozen model and leaves the state as it was."""
+"""Label-free guard rails around a step.
+
+A step that went wrong answers with the frozen model and leaves the state as it was. If it is wanted, a batch moves the
+state no further than the client's own history makes plausible.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,7 +22,7 @@ from acclimate_adapters.state import State
 SMALLEST_COLLAPSE = 8  # rows; fewer may well show one class only
 
 
-def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) -> Step:
+def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor, influence: float = 0.0) -> Step:
     """`adapter.step` behind the guard rails.
 
     Frames that tell nothing, because they are flat or repeat another, are answered and not folded in: see `Frames`.
@@ -37,6 +41,7 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) 
         model: the frozen model.
         state: the client's state.
         x: [B, C, H, W], normalised.
+        influence: 0, or how many mean batches of the client this one may count for: see `bounded`.
 
     Returns:
         The step, with three more signals: "skipped" is the share of the rows that were not folded in; "collapsed" is 1
@@ -50,7 +55,11 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) 
     x = model.batch(x)
     frames = Frames.of(x)
     folded = frames.of_step(x)
-    take = partial(guard, lambda: adapter.step(model, state, folded), state, lambda: model.frozen(folded).logits)
+
+    def take() -> Step:
+        step = guard(lambda: adapter.step(model, state, folded), state, lambda: model.frozen(folded).logits)
+        return limited(adapter, model, state, step, rows=len(folded), influence=influence)
+
     return frames.answer(model, state, x, take)
 
 
@@ -75,6 +84,76 @@ def guard(take: Callable[[], Step], state: State, frozen_logits: Callable[[], Te
     if collapsed(adapted, frozen):
         return _fall_back(state, frozen, collapse=True)
     return _signalling(step, collapse=collapsed(step.logits, frozen))
+
+
+@runtime_checkable
+class Bounding(Adapter, Protocol):
+    """An adapter that knows better than `norm_capped` what bounds the influence of a batch on its state."""
+
+    def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+        """The state after a batch of so many rows; see `bounded`.
+
+        Args:
+            model: the frozen model.
+            before: the state before the batch, which was not the first.
+            after: the state after it.
+            rows: of the batch.
+            influence: above 0; a batch may count for so many times what a mean batch counted for.
+        """
+        ...
+
+
+def bounded(adapter: Adapter, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+    """The state after a batch, moved no further than the client's own history makes plausible.
+
+    `Bounding` adapters do that in their own way, such as by the rows that a batch counts for; the modules of all others
+    are `norm_capped`. The first batch, without a history, is not bounded.
+
+    Args:
+        adapter: which took the step.
+        model: the frozen model.
+        before: the client's state before the batch.
+        after: the client's state after it.
+        rows: of the batch.
+        influence: above 0; a batch may count for so many times what a mean batch counted for.
+    """
+    if before.step == 0:
+        return after
+    if isinstance(adapter, Bounding):
+        return adapter.bounded(model, before, after, rows, influence)
+    return norm_capped(adapter, model, before, after, influence)
+
+
+def limited(adapter: Adapter, model: FrozenModel, before: State, step: Step, *, rows: int, influence: float) -> Step:
+    """A guarded step whose state is `bounded`; the step itself where nothing is to be bounded or it fell back."""
+    if influence <= 0 or step.state is before:
+        return step
+    return replace(step, state=bounded(adapter, model, before, step.state, rows, influence))
+
+
+def norm_capped(adapter: Adapter, model: FrozenModel, before: State, after: State, influence: float) -> State:
+    """The state whose every module moves by at most `influence` |D| / k, in the Euclidean norm.
+
+    D is its distance from that of a new client before the batch, k the number of batches before: |D| / k is how far a
+    mean batch moved it. For a mean of directions this bounds the distance of the new direction from the mean by
+    `influence` times the length of the mean.
+    """
+    start, share = adapter.init(model).tensors, influence / before.step
+    capped = {
+        name: _capped(start.get(name, torch.zeros_like(tensor)), before.tensors[name], tensor, share)
+        for name, tensor in after.tensors.items()
+        if name in before.tensors and tensor.is_floating_point()
+    }
+    return replace(after, tensors={**after.tensors, **capped})
+
+
+def _capped(start: Tensor, before: Tensor, after: Tensor, share: float) -> Tensor:
+    """A tensor that moved by at most `share` times its distance from the start before."""
+    before = before.to(after)
+    most = share * float(torch.linalg.vector_norm(before - start.to(after)))
+    change = after - before
+    length = float(torch.linalg.vector_norm(change))
+    return after if length <= most else before + change * (most / length)
 
 
 def one_class(logits: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from acclimate_adapters.adapter import Adapter, FrozenOnly, Step
 from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.frames import Frames
-from acclimate_adapters.guard import finite, guard
+from acclimate_adapters.guard import finite, guard, limited
 from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.state import State
 
@@ -65,7 +65,9 @@ def in_torch(adapter: Adapter, model: FrozenModel, passes: Passes | None) -> boo
     return model.runtime is None or not isinstance(adapter, FrozenOnly)
 
 
-def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | None = None) -> list[Step | Exception]:
+def guarded_steps(
+    model: FrozenModel, works: Sequence[Work], passes: Passes | None = None, influence: float = 0.0
+) -> list[Step | Exception]:
     """The guarded step of each work, or what it raised; up to rounding, what `guarded_step` gives for it alone.
 
     Those that need only the frozen pass share one, whatever their adapters, and with it the others that are to tell the
@@ -76,6 +78,7 @@ def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | No
         model: the frozen model.
         works: one for each client, no client twice.
         passes: what runs the network for `Joint` adapters; torch by default.
+        influence: as in `guarded_step`.
     """
     checked = [attempt(partial(_checked, model, work)) for work in works]
     sound = {i: work for i, work in enumerate(checked) if isinstance(work, Work)}
@@ -88,6 +91,7 @@ def guarded_steps(model: FrozenModel, works: Sequence[Work], passes: Passes | No
         work = folding[i]
         pass_of = _once(lambda: frozen[i] if i in frozen else model.frozen(work.x))
         step = guard(lambda: _step(model, work, pass_of, joint.get(i), passes), work.state, lambda: pass_of().logits)
+        step = limited(work.adapter, model, work.state, step, rows=len(work.x), influence=influence)
         missing = work.compare and step.frozen_logits is None
         return replace(step, frozen_logits=pass_of().logits) if missing else step
 

@@ -163,6 +163,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             low_priority,
             exact_above=settings.inline_max,
             state_budget=settings.state_budget,
+            influence=settings.influence,
         )
 
         url, private_redis = settings.redis_url, None

@@ -136,6 +136,10 @@ class Settings(BaseSettings):
     """Share of its exact bytes that a stored state may take, where the adapter tolerates rounding (`atp`); 1 rounds
     nothing. docs/reference-state.md says what it costs."""
 
+    influence: float = Field(0.0, ge=0, le=1e6)
+    """Bound of what one batch may do to a client's state, against the client's own batches before: 1 lets it count for
+    as much as a mean one. 0 bounds nothing."""
+
     journal: bool = True
     """Keep the batches of large states in Redis until a snapshot covers them; without, each writes the whole state."""
 

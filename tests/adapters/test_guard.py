@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import FrozenModel, NumericalError, State, Step, create, guarded_step
-from acclimate_adapters.guard import collapsed
+from acclimate_adapters.guard import bounded, collapsed
 from acclimate_adapters.state import Form
 
 
@@ -158,3 +158,53 @@ def test_small_batches_and_agreeing_models_are_no_collapse() -> None:
     mixed = one_class(8, 0)
     mixed[0] = one_class(1, 2)[0]
     assert not collapsed(mixed, disagreeing)
+
+
+def test_a_module_moves_no_further_than_its_history_allows(model: FrozenModel, streams: Tensor) -> None:
+    """By the formula: `influence` times the distance from the start, over the batches before."""
+    adapter = create("atp")
+    start, before = adapter.init(model), adapter.init(model)
+    for x in streams[0, :3]:
+        before = adapter.step(model, before, x).state
+    after = adapter.step(model, before, 5 * torch.randn_like(streams[0, 3])).state
+    capped = bounded(adapter, model, before, after, 20, 0.5)
+    some = 0
+    for name, tensor in after.tensors.items():
+        most = 0.5 * float((before.tensors[name] - start.tensors[name]).norm()) / 3
+        change, length = capped.tensors[name] - before.tensors[name], float((tensor - before.tensors[name]).norm())
+        assert float(change.norm()) == pytest.approx(min(most, length), rel=1e-4, abs=1e-9)
+        torch.testing.assert_close(change * length, (tensor - before.tensors[name]) * float(change.norm()))
+        some += length > most
+    assert some > 0
+    assert capped.step == 4
+    first = adapter.step(model, start, streams[0, 0]).state
+    assert bounded(adapter, model, start, first, 20, 0.5) is first  # nothing to compare it with
+
+
+@pytest.mark.parametrize("window", [30, 100, 400])
+def test_a_bounded_window_takes_the_rows_of_a_mean_batch(window: int, model: FrozenModel, streams: Tensor) -> None:
+    adapter, many = create("fedcal", window=window), streams[1].flatten(0, 1)
+    state = adapter.init(model)
+    for x in streams[0, :3]:
+        state = adapter.step(model, state, x).state
+    step = guarded_step(adapter, model, state, many, influence=1.0)
+    held = int(step.state.tensors["rows"])
+    assert held == 80  # 3 batches of 20, and 20 of the 120 rows
+    expected = model.frozen(many).logits.log_softmax(-1)
+    first = 0 if window > 120 else 120 - window  # of a large batch the window knows the last rows alone
+    newest = step.state.tensors["log_posteriors"][torch.arange(60, 80) % window]
+    torch.testing.assert_close(newest, expected[first : first + 20])
+    ordinary, guarded = (guarded_step(adapter, model, state, streams[0, 3], influence=each) for each in (0.0, 1.0))
+    assert guarded.state.to_bytes() == ordinary.state.to_bytes()
+
+
+def test_balanced_counts_a_bounded_batch_for_as_many_rows_as_a_mean_one(model: FrozenModel, streams: Tensor) -> None:
+    adapter, many = create("balanced", restart="off"), streams[0, 3:].flatten(0, 1)
+    state = adapter.init(model)
+    for x in streams[0, :3]:
+        state = adapter.step(model, state, x).state
+    step, free = (guarded_step(adapter, model, state, many, influence=each).state for each in (1.0, 0.0))
+    assert float(step.tensors["rows"]) == 80
+    before, whole = state.tensors["h0.posterior"], free.tensors["h0.posterior"]
+    batch = before + (whole - before) * (60 + 60) / 60  # its mean posterior, at a weight of one half
+    torch.testing.assert_close(step.tensors["h0.posterior"], (60 * before + 20 * batch) / 80, rtol=1e-4, atol=1e-6)

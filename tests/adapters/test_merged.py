@@ -208,3 +208,17 @@ def test_it_is_told_whether_torch_runs_the_network(
     served = model.with_runtime(model.frozen) if elsewhere else model
     own = TorchPasses(model, SourceMoments.of(model)) if passes else None
     assert in_torch(create(name), served, own) == expected
+
+
+@pytest.mark.parametrize("name", ["balanced", "fedcal", "atp", "atp+fedcal"])
+def test_the_influence_of_a_batch_is_bounded_as_alone(name: str, model: FrozenModel, streams: Tensor) -> None:
+    adapter = create(name)
+    states = [adapter.step(model, adapter.init(model), streams[client, 0, :5]).state for client in (0, 1)]
+    works = [Work(adapter, state, streams[client, 1]) for client, state in enumerate(states)]
+    for work, step in zip(works, guarded_steps(model, works, influence=0.5), strict=True):
+        assert isinstance(step, Step)
+        alone = guarded_step(adapter, model, work.state, work.x, influence=0.5)
+        free = guarded_step(adapter, model, work.state, work.x)
+        assert alone.state.to_bytes() != free.state.to_bytes()
+        for key, tensor in alone.state.tensors.items():
+            torch.testing.assert_close(step.state.tensors[key], tensor, rtol=1e-4, atol=1e-4)

@@ -152,6 +152,24 @@ class Balanced:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         return self.step_many(model, [state], [x])[0]
 
+    def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+        """The means with the batch at the weight of at most `influence` mean batches, as `Bounding.bounded`.
+
+        A restart, which forgets what came before, is bounded like any batch.
+        """
+        known, now = float(before.tensors["rows"]), float(after.tensors["rows"])
+        most = influence * known / before.step
+        if rows <= most:
+            return after
+        kept = known * self.memory**most
+        share = most / (kept + most) / (rows / now)  # of the change that the whole batch made
+        tensors = {
+            name: torch.lerp(before.tensors[name].to(tensor), tensor, share)
+            for name, tensor in after.tensors.items()
+            if name != "rows"
+        }
+        return replace(after, tensors={**tensors, "rows": after.tensors["rows"].new_tensor(kept + most)})
+
     @np.errstate(all="ignore")  # what overflows ends as NaN in the answer or the state, which the guard refuses
     def step_many(
         self, model: FrozenModel, states: Sequence[State], batches: Sequence[Tensor], passes: Passes | None = None

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter, Step, Uncorrectable, enrols, require_state
 from acclimate_adapters.errors import ConfigurationError
+from acclimate_adapters.guard import bounded
 from acclimate_adapters.labels import Labelled, learns
 from acclimate_adapters.methods.priors import PriorCorrection
 from acclimate_adapters.network.model import FrozenModel
@@ -82,6 +83,14 @@ class Chain:
             for part in (self.weights, self.prior)
             for name, form in part.form(model, _part(state, part)).items()
         }
+
+    def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+        """Each part bounded in its own way, as `Bounding.bounded`."""
+        parts = [
+            bounded(part, model, _part(before, part), _part(after, part), rows, influence)
+            for part in (self.weights, self.prior)
+        ]
+        return replace(after, tensors=_join(parts))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

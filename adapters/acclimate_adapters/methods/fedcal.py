@@ -1,5 +1,6 @@
 """FedCal: the class prior of a client's recent rows, from past predictions or features (Xu and Huang, 2023)."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -163,6 +164,15 @@ class FedCal:
     @property
     def _kept(self) -> str:
         return "features" if self.estimator == "fm" else "log_posteriors"
+
+    def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+        """The window with no more rows of the batch than `influence` mean batches have, as `Bounding.bounded`."""
+        most = math.ceil(influence * int(before.tensors["rows"]) / before.step)
+        if rows <= most:
+            return after
+        latest = Ring(after.tensors[self._kept], after.tensors["rows"]).latest(min(rows, self.window))
+        new = Ring(before.tensors[self._kept], before.tensors["rows"]).push(latest[:most])
+        return replace(after, tensors={**after.tensors, self._kept: new.buffer, "rows": new.seen})
 
     def _width(self, model: FrozenModel) -> int:
         return len(model.derived(prototypes_of).columns) if self.estimator == "fm" else model.classes

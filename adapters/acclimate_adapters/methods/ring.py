@@ -20,6 +20,12 @@ class Ring(NamedTuple):
         places = torch.arange(seen - len(latest), seen, device=rows.device) % window
         return Ring(self.buffer.to(rows).index_copy(0, places, latest), torch.tensor(seen))
 
+    def latest(self, number: int) -> Tensor:
+        """The last rows, in the order in which they came."""
+        seen = int(self.seen)
+        places = torch.arange(seen - number, seen, device=self.buffer.device) % len(self.buffer)
+        return self.buffer[places]
+
     def rows(self) -> Tensor:
         """The rows held, in no particular order."""
         return self.buffer[: int(self.seen)]

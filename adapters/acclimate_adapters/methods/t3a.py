@@ -10,6 +10,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require_state
 from acclimate_adapters.functional import at_least_float32, entropy
+from acclimate_adapters.guard import norm_capped
 from acclimate_adapters.hyperparameters import check, integer
 from acclimate_adapters.network.model import FrozenModel, Pass, require_finite
 from acclimate_adapters.state import Form, State, count
@@ -101,6 +102,10 @@ class T3a:
             "classes_without_support": float((new["counts"] == 0).sum()),
         }
         return Step(scores, state.next(new), signals, frozen.logits, frozen.features)
+
+    def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+        """As `Bounding.bounded`: the filter bounds what a batch can do; without it, the sums are capped."""
+        return after if self.filter_k else norm_capped(self, model, before, after, influence)
 
     def _add(self, held: Tensors, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
         return (add_to_sums if self.filter_k == 0 else add_supports)(held, features, logits)

@@ -43,6 +43,7 @@ class AdapterMachine:
         *,
         exact_above: int,
         state_budget: float = 1.0,
+        influence: float = 0.0,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
@@ -51,12 +52,12 @@ class AdapterMachine:
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
-            state_budget: as in `Settings`.
+            state_budget, influence: as in `Settings`.
         """
         self._bundle = bundle
         self._configurations = configurations
         self._worker = worker
-        self._steps = Steps(bundle, configurations, metrics)
+        self._steps = Steps(bundle, configurations, metrics, influence)
         self._background = background
         self.waiting: dict[int, int] = {}
         self._exact_above = exact_above
@@ -65,7 +66,8 @@ class AdapterMachine:
         # `atp` and others run torch whatever the runtime: both are named
         runtimes = " ".join(dict.fromkeys((f"torch {torch.__version__}", bundle.runtime)))
         layout = "" if bundle.layout == PLAIN else f", {bundle.layout}"
-        self.engine = f"{bundle.model.device.type} {platform.machine()} {runtimes}{layout}"
+        bound = f", influence {influence:g}" if influence else ""  # another bound computes other states
+        self.engine = f"{bundle.model.device.type} {platform.machine()} {runtimes}{layout}{bound}"
 
     async def initial(self, config: str) -> ClientState:
         """The state of a client that has seen nothing."""

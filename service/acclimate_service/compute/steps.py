@@ -94,10 +94,13 @@ Done: TypeAlias = tuple[ClientState, bytes]
 class Steps:
     """Takes guarded steps, and says what the guard by labels makes of them."""
 
-    def __init__(self, bundle: Bundle, configurations: Configurations, metrics: Metrics) -> None:
+    def __init__(
+        self, bundle: Bundle, configurations: Configurations, metrics: Metrics, influence: float = 0.0
+    ) -> None:
         self._bundle = bundle
         self._configurations = configurations
         self._metrics = metrics
+        self._influence = influence
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self._in_torch = lru_cache(_KEPT)(self._runs_in_torch)
 
@@ -108,7 +111,7 @@ class Steps:
         with self._metrics.step_seconds.time(), nullcontext() if torch_computes else one_thread():
             works = [attempt(partial(self._work, job)) for job in jobs]
             sound = [work for work in works if isinstance(work, Work)]
-            steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes))
+            steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes, self._influence))
             for job, work in zip(jobs, works, strict=True):
                 step = next(steps) if isinstance(work, Work) else work
                 done.append(attempt(partial(self._done, job, step)) if isinstance(step, Step) else step)

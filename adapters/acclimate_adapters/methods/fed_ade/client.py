@@ -136,6 +136,10 @@ class FedAde:
             return self._measure_and_answer(model, state, model.adapted(x, {**shared, **head}))
         return self._adapt_head(model, state, head, model.frozen(x))
 
+    def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
+        """As it is: `eta_max` bounds how far a batch moves the head, and the summaries are those of one batch."""
+        return after
+
     def client_layers(self, model: FrozenModel, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Personalised and shared modules of a state by name, on the model's device.
 
