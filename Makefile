@@ -25,7 +25,7 @@ demo: $(firstword $(wildcard $(INSTALLED)) $(VENV)/.demo)
 
 # What starts no service, no Redis and no process.
 quick: setup
-	$(PYTEST) -m "not integration and not slow and not gpu" tests/adapters tests/model_store tests/service tests/clients_sdk
+	$(PYTEST) -m "not integration and not slow and not gpu" tests/adapters tests/model_store tests/learning tests/service tests/clients_sdk
 
 test: setup
 	$(PYTEST) -m "not slow and not gpu"

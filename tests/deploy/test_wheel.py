@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / name for name in ("service/acclimate_service", "adapters/acclimate_adapters")]
-PACKAGES += [ROOT / "model_store/acclimate_store"]
+PACKAGES += [ROOT / name for name in ("model_store/acclimate_store", "learning/acclimate_learning")]
 
 
 @pytest.fixture(scope="module")
