@@ -17,6 +17,8 @@ from acclimate_learning.commands import authors_order
 from acclimate_service.cli import main
 from acclimate_store import Bundle, Catalogue
 
+pytestmark = pytest.mark.integration
+
 SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
 SMALL = ("--teachers", "3", "--judges", "3", "--teacher-images", "20", "--judge-images", "20", "--no-onnx")
 

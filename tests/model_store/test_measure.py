@@ -122,6 +122,7 @@ def test_anchors_are_images_of_each_class_drawn_from_the_data(
     assert Catalogue(tmp_path / "store").load("fashion-cnn").model.source.anchors is None
 
 
+@pytest.mark.integration
 def test_weights_are_shared_and_other_files_kept(
     acclimate: Acclimate, data: Callable[..., Path], tmp_path: Path
 ) -> None:
