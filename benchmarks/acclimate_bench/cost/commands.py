@@ -28,6 +28,7 @@ def add_parsers(commands: Subparsers) -> None:
     serve.add_argument("--no-peers", dest="peers", action="store_const", const=None, help="leave LitServe out")
     for name, text in (
         ("state", "what it costs that every answered batch is durable: time, bytes, takeovers"),
+        ("replays", "how long clients wait whose states are computed again after a crash"),
         ("scale", "what becomes of memory and speed when the clients are many"),
     ):
         quick = _command(commands, name, text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from acclimate_service.state.errors import Contended, StateError
 from acclimate_service.state.held import Context, Held, Memory, Owed, Track
 from acclimate_service.state.journal_records import Busy, Opened
 from acclimate_service.state.records import Basis, Head, Loaded
+from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.replay import Replay
 from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.tasks import Tasks
@@ -46,8 +48,13 @@ class Flight(Generic[S, T]):
 
     def begin(self, work: Coroutine[Any, Any, T], tasks: Tasks) -> None:
         """Start it."""
-        self._task = tasks.start(work, awaited=True)
+        self._task = tasks.start(self._run(work), awaited=True)
         self._task.add_done_callback(self._ended)
+
+    @staticmethod
+    async def _run(work: Coroutine[Any, Any, T]) -> T:
+        DEADLINE.set(math.inf)  # whoever asked first may give up
+        return await work
 
     async def result(self) -> T:
         """What it comes to."""

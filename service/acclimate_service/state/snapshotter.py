@@ -5,6 +5,7 @@ import logging
 from typing import Final, Generic
 
 from acclimate_service.state.contract import S
+from acclimate_service.state.errors import StateError
 from acclimate_service.state.held import Context, Held
 from acclimate_service.state.journal_records import Fenced, Flipped, Stale
 from acclimate_service.state.records import Conflict, Gone
@@ -105,7 +106,12 @@ class Snapshotter(Generic[S]):
                 nbytes = await self._take(held, awaited)
         except Exception as error:  # nothing is lost: the journal has it all
             self.failure = f"{type(error).__name__}: {error}".removesuffix(": ")
-            _log.warning("a snapshot failed, the journal stays as long as it is: %s", self.failure, exc_info=error)
+            expected = isinstance(error, StateError)  # its words say all there is to know
+            _log.warning(
+                "a snapshot failed, the journal stays as long as it is: %s",
+                self.failure,
+                exc_info=None if expected else error,
+            )
         self._context.observer.snapshot(nbytes > 0, nbytes)
         return nbytes > 0
 

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from acclimate_service.state.errors import StateError
+
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -42,4 +44,5 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             work = getattr(task.get_coro(), "__qualname__", "work")
-            _log.warning("%s failed in the background: %r", work, error, exc_info=error)
+            expected = isinstance(error, StateError)  # its words say all there is to know
+            _log.warning("%s failed in the background: %r", work, error, exc_info=None if expected else error)

@@ -1,12 +1,15 @@
 """A replay is begun once, outlives whoever waits for it, and nothing of it is computed twice."""
 
 import asyncio
+import math
+import time
 
 import pytest
 import pytest_asyncio
 from checker.toy import LARGE, Toy, answer_after, batch_of
 
 from acclimate_service.state import StateUnreadable
+from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.replay_queue import ReplayQueue
 
 LONG = {"snapshot_entries": 1000, "snapshot_replay_ms": 1_000_000, "lease_ms": 30, "steal_after_ms": 200}
@@ -73,6 +76,26 @@ async def test_a_replay_outlives_the_caller_who_began_it(pair):
     assert (applied.seq, applied.answer) == (13, answer_after(*payloads, b"next"))
     assert machine.steps == 12 + 1
     assert heir.events.count("replayed 12") == 1
+
+
+async def test_a_replay_has_no_deadline_though_the_caller_who_began_it_had_one(pair):
+    dead, heir, machine = pair
+    payloads = await grown(dead, 3)
+    await crashed(dead)
+    deadlines = set()
+
+    async def step(state, batch, start, step=machine.step):
+        deadlines.add(DEADLINE.get())
+        return await step(state, batch, start)
+
+    machine.step = step
+
+    async def ask():
+        DEADLINE.set(time.monotonic() + 5)
+        return await heir.session.present()
+
+    assert (await asyncio.create_task(ask())).seq == len(payloads)
+    assert deadlines == {math.inf}
 
 
 async def test_who_asks_meanwhile_waits_for_the_same_replay(pair):

@@ -6,11 +6,12 @@ from typing import Any
 from checker.toy import ToyState
 
 from acclimate_service.state import Applied, Batch, Request, Session, StateError, StateStore, random_rid
-from acclimate_service.state.held import Held
+from acclimate_service.state.held import Held, Track
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.journal_records import Appended, Fenced
 from acclimate_service.state.once import Once
 from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Loaded, Repeat
+from acclimate_service.state.replay import Replay
 from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.writer import Writer
 
@@ -101,6 +102,32 @@ async def commit_unsettled(self: Writer[ToyState], held: Held[ToyState], *rest: 
         return await _whole(self, held, *rest, **more)
     finally:
         held.track.owed = owed
+
+
+# What a replay begins from, and reads
+
+
+def resumed_by_version(self: Replay[ToyState], listed: Any) -> Held[ToyState] | None:
+    held, head = self.held, self._head
+    if held is None or not head.base <= held.seq <= self._until:
+        return None
+    sizes = {each.seq: each.size for each in listed if each.seq <= held.seq}
+    owed = {seq: owed for seq, owed in held.track.owed.items() if seq in sizes}
+    return replace(held, life=self._life, track=Track(head.base, head.sid, self._fence, sizes, owed))
+
+
+async def of_any_history(self: Replay[ToyState], listed: Any) -> bool:
+    return True
+
+
+_fetch = Journal.fetch
+
+
+async def fetch_any(self: Journal, client: Any, model: str, listed: Any) -> Any:
+    head = (await StateStore(self._wire, self._limits).load(client, model)).head
+    now = await self.contents(client, head, max(each.seq for each in listed)) if head else None
+    seqs = {each.seq for each in listed}
+    return await _fetch(self, client, model, [each for each in now if each.seq in seqs]) if now else None
 
 
 # cx 13

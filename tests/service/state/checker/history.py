@@ -9,10 +9,11 @@ from typing import Any
 
 from checker.faults import Faults
 from checker.profile import Profile
-from checker.records import Call, Deletion, Ending, Fate, Kind, Op
-from checker.replica import Replica
+from checker.records import Call, Deletion, Ending, Fate, Kind, Op, Read
+from checker.replica import PATIENT, Replica
 from checker.toy import HEADER, PROBE, Toy, ToyFailure, ToyState, batch_of
 
+from acclimate_service.errors import Problem
 from acclimate_service.state import (
     Applied,
     ClientDeleted,
@@ -42,9 +43,9 @@ LIMITS = {
     "snapshot_entries": 4,
     "snapshot_idle_ms": 80,
     "upload_ttl_ms": 400,
-    "state_ttl_ms": 60_000,
-    "key_ttl_ms": 60_000,
-    "key_min_ms": 30_000,
+    "state_ttl_ms": 1_200_000,
+    "key_ttl_ms": 1_200_000,
+    "key_min_ms": 600_000,
     "key_cap": 3,
     "jitter_ms": 4,
 }
@@ -54,6 +55,8 @@ SIZES: dict[str, Callable[[int], int]] = {
     "growing": lambda count: 200 + 250 * count,
     "shrinking": lambda count: max(HEADER, 2600 - 250 * count),
 }
+JUMP = 0.45
+"""Part of a state's life that passes at once."""
 FINAL = (ClientDeleted, ClientUnknown, KeyReused, KeyUsedBeforeDelete, OutOfOrder)
 """Refusals that sending the same again does not change."""
 
@@ -73,10 +76,13 @@ class History:
         self._numbers = itertools.count(1)
         self._rng = random.Random(f"history {seed}")
         self._clock = asyncio.get_running_loop().time
+        self._ahead = 0.0  # seconds that have passed without anybody waiting for them
+        self.reads: list[Read] = []
         self._models = MODELS if self._rng.random() < profile.second_model else MODELS[:1]
         self._size = profile.size or self._rng.choice(list(SIZES))
         unequal = self._rng.random() < profile.unequal
         resend = self._rng.choice((0, 1, 2))
+        self._budget = 0 if self._rng.random() < profile.tiny_budget else 10**9
         self.replicas = [self._replica(name, unequal, resend) for name in ("one", "two", "three")]
         self._home = self._rng.choice(self.replicas)
 
@@ -103,6 +109,8 @@ class History:
             Policy(CONFIG, journal=journal),
             resend,
             self._lab.mutated(self.profile),
+            self._budget,
+            lambda: self._clock() + self._ahead,
         )
 
     async def run(self) -> Ending:
@@ -125,6 +133,9 @@ class History:
             self._evict: 6,
             self._hand_over: 6,
             self._drop: 4 * self.profile.drops,
+            self._check: 4 * self.profile.drops,
+            self._read: 12 * self.profile.reads,
+            self._let_time_pass: 6 * self.profile.jumps,
         }
         for _ in range(rng.randint(4, 9)):
             [action] = rng.choices(list(actions), list(actions.values()))
@@ -171,24 +182,54 @@ class History:
         model = rng.choice(self._models)
         for _ in range(2):
             start = self._clock()
-            _, error = await self._outcome(rng.choice(self.replicas).start(model, lambda session: session.delete()))
+            task = rng.choice(self.replicas).start(model, lambda session, _: session.delete())
+            _, error = await self._outcome(task)
             fate = self._fate(error)
             self.deletions.append(Deletion(start, self._clock(), fate))
             if fate == "acknowledged":
                 return
 
     async def _evict(self, rng: random.Random) -> None:
-        replica = rng.choice(self.replicas)
-        await self._outcome(replica.start(rng.choice(self._models), lambda session: session.evict()))
+        await rng.choice(self.replicas).evict(rng.choice(self._models))
 
     async def _hand_over(self, rng: random.Random) -> None:
         """As if another replica had asked for it, whether one did or not."""
-        replica = rng.choice(self.replicas)
-        await self._outcome(replica.start(rng.choice(self._models), lambda session: session.hand_over()))
+        rng.choice(self.replicas).hand_over(rng.choice(self._models))
 
     async def _drop(self, rng: random.Random) -> None:
         """Without waiting for anybody's turn, as an announcement does."""
         rng.choice(self.replicas).drop()
+
+    async def _check(self, rng: random.Random) -> None:
+        """As after an interruption of the announcements."""
+        rng.choice(self.replicas).check()
+
+    async def _read(self, rng: random.Random) -> bool:
+        """Without a change. True if the client is there, and was read."""
+        model, start = rng.choice(self._models), self._clock()
+        task = rng.choice(self.replicas).start(
+            model, lambda session, _: session.present(), patience=self._patience(rng)
+        )
+        present, error = await self._outcome(task)
+        self._fate(error)
+        if error is None and present.seq:
+            read = Read(model, start, self._clock(), present.life, present.seq, present.state)
+            self.reads.append(read)
+            self.faults.injected["read"] += 1
+        return error is None
+
+    async def _let_time_pass(self, rng: random.Random) -> None:
+        """Less than half a life after it was read, which must keep it alive; no promise for keys ends by it."""
+        if not self._lab.calm.is_set():  # Redis is being killed, and could not be told
+            return
+        for model in self._models:
+            task = rng.choice(self.replicas).start(model, lambda session, _: session.present())
+            _, error = await self._outcome(task)
+            if error is not None:
+                return
+        self._ahead += JUMP * LIMITS["state_ttl_ms"] / 1000
+        await self._lab.age(self.client, JUMP * LIMITS["state_ttl_ms"])
+        self.faults.injected["jump"] += 1
 
     # How their calls end.
 
@@ -210,25 +251,34 @@ class History:
         """On any replica, and now and then for the other model, as while a service moves from one to the next."""
         home = rng.random() < self.profile.affinity
         model = rng.choice(self._models) if rng.random() < self.profile.switches else op.model
-        return await self._call_on(op, self._home if home else rng.choice(self.replicas), model)
+        replica = self._home if home else rng.choice(self.replicas)
+        return await self._call_on(op, replica, model, self._patience(rng))
 
-    async def _call_on(self, op: Op, replica: Replica, model: str) -> Call:
+    def _patience(self, rng: random.Random) -> float:
+        return rng.uniform(0.001, 0.05) if rng.random() < self.profile.impatient else PATIENT
+
+    async def _call_on(self, op: Op, replica: Replica, model: str, patience: float = PATIENT) -> Call:
         start = self._clock()
-        applied, error = await self._outcome(replica.start(model, self._work(op, replica), op.request))
+        applied, error = await self._outcome(replica.start(model, self._work(op, replica), op.request, patience))
         self._lab.acknowledged += error is None
         op.calls.append(Call(model, replica.name, start, self._clock(), self._fate(error), applied, error))
         self.faults.injected["late"] += op.calls[-1].late
         return op.calls[-1]
 
-    def _work(self, op: Op, replica: Replica) -> Callable[[Session[ToyState]], Awaitable[Applied]]:
+    def _work(self, op: Op, replica: Replica) -> Callable[[Session[ToyState], Request], Awaitable[Applied]]:
         match op.kind:
             case "predict":
-                return lambda session: self.profile.apply(session, op.request, batch_of(op.content))
+                return lambda session, request: self.profile.apply(session, request, batch_of(op.content))
             case "rework":
                 change = partial(replica.machine.rework, content=op.content)
-                return lambda session: session.replace(op.request, change)
+                return lambda session, request: session.replace(request, change)
             case "reset":
-                return lambda session: session.reset(op.request, op.content.decode())
+                return partial(self._reset_once, op)
+
+    @staticmethod
+    async def _reset_once(op: Op, session: Session[ToyState], request: Request) -> Applied:
+        await request.admit()
+        return await session.reset(request, op.content.decode())
 
     async def _outcome(self, task: asyncio.Task[Any]) -> tuple[Any, BaseException | None]:
         await asyncio.wait([task])
@@ -240,7 +290,9 @@ class History:
     def _fate(self, error: BaseException | None) -> Fate:
         if error is None:
             return "acknowledged"
-        if isinstance(error, StateError):
+        if isinstance(error, Problem):
+            self.faults.injected["gave up"] += 1
+        if isinstance(error, StateError | Problem):
             return "unknown" if error.committed else "refused"
         if isinstance(error, ToyFailure):
             return "refused"
@@ -273,13 +325,29 @@ class History:
                 problems.append(f"an acknowledged request repeated in the end: {call.error!r}")
         if await self._look() != seen:
             problems.append("repeating acknowledged requests changed the state")
+        problems += await self._come_and_go()
         for replica in self.replicas:
             replica.crash()
             await replica.idle()
         return Ending(life, seen, problems)
 
+    async def _come_and_go(self) -> list[str]:
+        """The client expires, comes back, is deleted, and is forgotten: nothing of any existence of it is left."""
+        problems, last, replica = list[str](), Op("predict", self._models[0], b"last", None), self.replicas[0]
+        replica.drop()
+        await self._lab.age(self.client, 1.1 * LIMITS["state_ttl_ms"])
+        request = Request(f"{self._rng.getrandbits(128):032x}", "f" * 32)
+        applied = await replica.start(last.model, self._work(last, replica), request)
+        if applied.seq != 1:
+            problems.append(f"the state of an expired client went on at version {applied.seq}")
+        await replica.start(last.model, lambda session, _: session.delete())
+        await self._lab.age(self.client, LIMITS["upload_ttl_ms"])
+        problems += await self._lab.left(self.client, {"r", "i", "x"})
+        await self._lab.age(self.client, 4 * LIMITS["key_ttl_ms"], everything=True)
+        return problems + await self._lab.left(self.client, set())
+
     async def _look(self) -> dict[str, Looked]:
         seen = {}
         for model in self._models:
-            seen[model] = await self.replicas[0].start(model, lambda session: session.look(batch_of(PROBE)))
+            seen[model] = await self.replicas[0].start(model, lambda session, _: session.look(batch_of(PROBE)))
         return {model: Looked(look.seq, look.answer, "restored") for model, look in seen.items()}

@@ -13,12 +13,18 @@ from checker.profile import Profile
 from checker.verdict import judge
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 
-from acclimate_service.state import Link, connect
+from acclimate_service.state import ClientScope, Link, connect
 from acclimate_service.state.redis import scripts
 from acclimate_service.state.redis.cluster import Cluster
 
 ALL = {each.name: each for each in vars(scripts).values() if isinstance(each, scripts.Script)}
-PATIENCE = 60.0  # seconds for one history; far more than any needs
+AGE = """
+for _, key in ipairs(KEYS) do
+  local left = redis.call('PTTL', key) - tonumber(ARGV[1])
+  if left > 0 then redis.call('PEXPIRE', key, left) else redis.call('DEL', key) end
+end
+"""
+PATIENCE = 900.0  # seconds for one history; far more than any needs
 
 
 @dataclass
@@ -103,8 +109,7 @@ class Lab:
     async def inspect(self, history: History) -> tuple[str, list[str]]:
         """The present life of the client, empty if it was deleted, and what is wrong with its keys (I7, I8, I9)."""
         client, admin = history.client, self.admin
-        prefix = client.registry[:-1]
-        keys = [key.decode() async for key in admin.scan_iter(match=prefix.replace("[", "\\[") + "*", count=5000)]
+        keys = await self._keys(client)
         lives = {key: await admin.pttl(key) for key in keys}
         problems = [f"{key} never expires" for key, life in lives.items() if life == -1]
         registry = {name.decode(): value.decode() for name, value in (await admin.hgetall(client.registry)).items()}
@@ -143,6 +148,21 @@ class Lab:
         if any(lives[key] <= lives[client.head(model)] for key in parts):
             problems.append("a part dies before its head")
         return problems
+
+    async def age(self, client: ClientScope, ms: float, *, everything: bool = False) -> None:
+        """Let time pass for all keys of a client, or all but those that remember requests."""
+        kept = () if everything else (client.markers, client.marker_times, client.answers, client.answer_times)
+        keys = [key for key in await self._keys(client) if key not in kept]
+        if keys:
+            await self.admin.eval(AGE, len(keys), *keys, int(ms))
+
+    async def left(self, client: ClientScope, allowed: set[str]) -> list[str]:
+        """What there is of a client in the key space that should not be."""
+        return [f"{key} is left" for key in await self._keys(client) if key.rpartition(":")[2] not in allowed]
+
+    async def _keys(self, client: ClientScope) -> list[str]:
+        prefix = client.registry[:-1].replace("[", "\\[")
+        return [key.decode() async for key in self.admin.scan_iter(match=prefix + "*", count=5000)]
 
     async def aclose(self) -> None:
         await self.pool.aclose()

@@ -15,6 +15,7 @@ from acclimate_service.state.journal import Journal
 from acclimate_service.state.once import Once
 from acclimate_service.state.records import Loaded, Reply
 from acclimate_service.state.redis import wire
+from acclimate_service.state.replay import Replay
 from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.writer import Writer
 
@@ -159,6 +160,34 @@ MUTATIONS: Mapping[str, Profile] = {
         **{**_FAILING, "numbered": 1.0},
     ),
     "answers before a whole state": Profile(patches=(Patch(Writer, "_commit", flows.commit_unsettled),), **_REWORKS),
+    "reads extend": Profile(
+        edits=(Edit("load", "  extend_scope(keys, state_ttl)\n"),), jumps=12.0, reads=4.0, deletes=0.0, resets=0.0
+    ),
+    "what an earlier existence left": Profile(
+        edits=(Edit("open", "keys.journal, keys.snapshot)", "keys.journal)"),), size="large", affinity=0.9
+    ),
+    "and when a whole state begins the next": Profile(
+        edits=(
+            Edit("commit", "snap ~= basis_sid", "(snap ~= basis_sid and tag)"),
+            Edit(
+                "commit",
+                "keys.journal, keys.old_snapshot)",
+                "keys.journal, tag and keys.old_snapshot or keys.registry .. '-')",
+            ),
+        ),
+        size="shrinking",
+        **{"limits": {"snapshot_entries": 1}},
+    ),
+    "tag of a state in memory": Profile(patches=(Patch(Replay, "_resumed", flows.resumed_by_version),), deletes=4.0),
+    "one history of a read": Profile(
+        patches=(Patch(Replay, "_of_one_history", flows.of_any_history), Patch(Journal, "fetch", flows.fetch_any)),
+        rates=_raised(read__pause_before=0.5),
+        size="large",
+        deletes=6.0,
+        reads=6.0,
+        failing_steps=0.0,
+        limits={"snapshot_entries": 8},
+    ),
     "21 journal cap": Profile(
         edits=(
             Edit("append", "if entries + 1 > entries_cap or bytes + #entry > bytes_cap then return {'JFULL'} end\n"),

@@ -41,7 +41,9 @@ class Profile:
         unequal, second_model: per history: thresholds differ and a journal may be off; two models share the client.
         affinity: per call: it goes to the history's home replica.
         switches: per call, where there are two models: it goes to either.
-        duplicates, resets, reworks, deletes, drops: weights of these actions.
+        duplicates, resets, reworks, deletes, drops, reads, jumps: weights of these actions.
+        impatient: per call: its caller gives up if it has not begun within milliseconds.
+        tiny_budget: per history: no replica has room for a state in memory.
         numbered: per batch: its caller numbers it.
         size: how states grow, a name of `SIZES`; any if empty.
         limits: in the place of the scaled-down ones.
@@ -61,6 +63,10 @@ class Profile:
     reworks: float = 1.0
     deletes: float = 1.0
     drops: float = 1.0
+    reads: float = 1.0
+    jumps: float = 1.0
+    impatient: float = 0.15
+    tiny_budget: float = 1 / 3
     numbered: float = 1 / 3
     size: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)

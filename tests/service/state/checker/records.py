@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from checker.toy import ToyState
+
 from acclimate_service.state import Applied, Looked, OutOfOrder, Request
 
 Fate: TypeAlias = Literal["acknowledged", "refused", "unknown"]
@@ -65,6 +67,18 @@ class Op:
         """Whether it was turned away as late afterwards: had this call been applied, it would have been repeated."""
         late = [later for later in self.calls if later.late and later.fate == "refused"]
         return any(later.model == call.model and later.start >= call.end for later in late)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A state that a reader was shown."""
+
+    model: str
+    start: float
+    end: float
+    life: str
+    seq: int
+    state: ToyState
 
 
 @dataclass

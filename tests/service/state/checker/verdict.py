@@ -19,6 +19,7 @@ class Scope:
     placed: dict[int, Op]
     length: int
     probe: bytes | None  # what the durable state answers; None where it is gone
+    reads: dict[int, set[bytes]]  # digests of the states that readers were shown
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def judge(history: History, ending: Ending) -> list[str]:
     problems = [*history.crashed_harness, *ending.problems]
     problems += _one_answer_per_key(history)
     problems += _silence_of_the_deleted(history)
+    problems += _reads_in_time(history)
     problems += _answers_to_be_had(history)
     problems += _rightly_late(history)
     scopes, misplaced = _scopes(history, ending)
@@ -107,13 +109,17 @@ def _scopes(history: History, ending: Ending) -> tuple[list[Scope], list[str]]:
     for model in ending.seen:
         if ending.life:
             placed[ending.life, model] = placed[ending.life, model]
+    reads: dict[tuple[str, str], dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
+    for read in history.reads:
+        reads[read.life, read.model][read.seq].add(read.state.digest)
+        placed[read.life, read.model] = placed[read.life, read.model]
     scopes = []
     for (life, model), ops in placed.items():
-        last = max(ops, default=0)
+        last, shown = max(ops, default=0), reads[life, model]
         if life != ending.life:
-            scopes.append(Scope(life, model, ops, last, None))
+            scopes.append(Scope(life, model, ops, last, None, shown))
             continue
-        scopes.append(Scope(life, model, ops, ending.seen[model].seq, ending.seen[model].answer))
+        scopes.append(Scope(life, model, ops, ending.seen[model].seq, ending.seen[model].answer, shown))
         if last > ending.seen[model].seq:
             problems.append(f"version {last} was acknowledged, version {ending.seen[model].seq} is stored")
     return scopes, problems
@@ -130,6 +136,16 @@ def _numbers_rise(scope: Scope) -> Iterator[str]:
     for number, following in pairwise(numbered):
         if number >= following:
             yield f"batch {following} was applied after batch {number}"
+
+
+def _reads_in_time(history: History) -> Iterator[str]:
+    """A reader sees what was acknowledged before it asked."""
+    for read in history.reads:
+        for op in history.ops:
+            for applied in op.applied[:1]:
+                same = (applied.life, applied.model) == (read.life, read.model)
+                if same and op.acknowledged < read.start and applied.seq > read.seq:
+                    yield f"version {read.seq} was shown after version {applied.seq} had been acknowledged"
 
 
 def _rightly_late(history: History) -> Iterator[str]:
@@ -151,27 +167,40 @@ def _explained(history: History, scopes: list[Scope]) -> bool:
     taken = {op.request.rid for scope in scopes for op in scope.placed.values()}
 
     def scope_at(index: int, used: frozenset[str]) -> bool:
-        return index == len(scopes) or version(index, 1, Point(initial(CONFIG)), used)
+        return index == len(scopes) or version(index, 1, Point(initial(CONFIG)), used, set())
 
-    def version(index: int, seq: int, point: Point | None, used: frozenset[str]) -> bool:
+    def version(index: int, seq: int, point: Point | None, used: frozenset[str], failed: set[bytes]) -> bool:
+        """Whether this version can follow; `point` is the one before, `failed` what steps led to in its place."""
         scope = scopes[index]
-        if point is None:
+        if point is None or not scope.reads.get(seq - 1, set()) <= {point.state.digest} | failed:
             return False
+        failing = _taken_back(history, point)
         if seq > scope.length:
+            beyond = {shown: digests for shown, digests in scope.reads.items() if shown >= seq}
+            last = all(shown == seq and digests <= failing for shown, digests in beyond.items())
             fine = scope.probe is None or scope.probe == answer_of(advance(point.state, PROBE))
-            return fine and scope_at(index + 1, used)
+            if last and fine and scope_at(index + 1, used):
+                return True
+            if scope.probe is not None or not beyond:
+                return False  # else a reader was shown what nobody was told to have been applied
         if seq in scope.placed:
             op = scope.placed[seq]
             following = point.after(op)
-            return _answered(op, following) and version(index, seq + 1, following, used)
+            return _answered(op, following) and version(index, seq + 1, following, used, failing)
         deadline = min((op.acknowledged for later, op in scope.placed.items() if later > seq), default=float("inf"))
         return any(
-            version(index, seq + 1, point.after(op), used | {op.request.rid})
+            version(index, seq + 1, point.after(op), used | {op.request.rid}, failing)
             for op in uncertain
             if scope.model in op.models and op.request.rid not in used and op.start < deadline
         )
 
     return scope_at(0, frozenset(taken))
+
+
+def _taken_back(history: History, point: Point) -> set[bytes]:
+    """What may have followed for a moment: an entry is there to be read before its step fails, and is then undone."""
+    failed = [op for op in history.ops if op.kind == "predict" and any(call.error for call in op.calls)]
+    return {after.state.digest for op in failed if (after := point.after(op)) is not None}
 
 
 def _answered(op: Op, following: Point | None) -> bool:
