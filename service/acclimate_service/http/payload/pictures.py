@@ -6,8 +6,10 @@ its picture is refused, however it ends.
 """
 
 import io
+import logging
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +20,10 @@ import numpy as np
 import simplejpeg
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
+
+# Senders decide what Pillow says of their files: the log is not for them, nor the memory of what was warned of.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 Decode: TypeAlias = Callable[[], Image.Image]
 

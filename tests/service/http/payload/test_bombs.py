@@ -1,5 +1,6 @@
 import resource
 import struct
+import subprocess
 import sys
 import time
 import zlib
@@ -153,3 +154,27 @@ def test_a_hostile_file_costs_little_time_and_memory(refusal, resizing, what):
     assert refusal(body, PNG, resizing).code in ("undecodable_image", "too_many_pixels")
     assert time.process_time() - began < 2
     assert peak_bytes() - before < 100e6
+
+
+def test_no_file_writes_into_the_log_of_the_service():
+    """In a process of its own, where no warning is an error."""
+    program = """
+import io, struct
+from PIL import Image
+from acclimate_service.http.payload import PayloadError, PayloadLimits, decode
+from acclimate_store import InputSpec
+
+buffer = io.BytesIO()
+Image.new("RGB", (6, 8)).save(buffer, "TIFF")
+data = bytearray(buffer.getvalue())
+at = data.index(struct.pack("<HHI", 277, 3, 1)) + 8  # samples per pixel
+data[at : at + 2] = b"\\xff\\xff"
+spec = InputSpec(channels=3, height=8, width=6, mean=(0.5,) * 3, std=(0.5,) * 3)
+for sent in (bytes(data), bytes(data[:-3])):
+    try:
+        decode(sent, "image/tiff", {}, spec, PayloadLimits())
+    except PayloadError as error:
+        print(error.code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["undecodable_image"] * 2, "")

@@ -76,7 +76,7 @@ def test_random_npy_shapes_are_refused_politely(npy_claim, shape, content):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of corrupt metadata
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 @fuzz
 @given(edits=st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=4)), min_size=1, max_size=6))
 def test_damaged_image_files_are_refused_politely(file, kind, edits):
