@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step
+from acclimate_adapters.adapter import Adapter, Step
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.network.model import FrozenModel, require_finite
 from acclimate_adapters.state import State
@@ -65,13 +65,14 @@ class Frames(NamedTuple):
         """The rows of the batch that are folded in."""
         return x if self.complete else x[list(self.folded)]
 
-    def answer(self, model: FrozenModel, state: State, x: Tensor, take: Callable[[], Step]) -> Step:
+    def answer(self, adapter: Adapter, model: FrozenModel, state: State, x: Tensor, take: Callable[[], Step]) -> Step:
         """The answer to the whole batch.
 
         A flat frame is answered by the frozen model, and a repeated one as its first. The state is kept if nothing is
         folded in, if all frames are the same, or if their features are.
 
         Args:
+            adapter: the client's.
             model: the frozen model.
             state: before the batch.
             x: [B, C, ...], the batch.
@@ -81,9 +82,11 @@ class Frames(NamedTuple):
             The step, with one more signal: "skipped" is the share of the rows that were not folded in, 0..1.
 
         Raises:
+            StateMismatch: the state was made for another adapter, layout or model, even if no step is taken.
             NumericalError: the frozen model answers a flat frame with non-finite numbers.
         """
         if not self.folded:
+            state.require(adapter.name, adapter.layout, model.content_hash)
             return _unadapted(model, state, x)
         step = take()
         kept = self.stuck or _alike(step.features)

@@ -60,7 +60,7 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor, 
         step = guard(lambda: adapter.step(model, state, folded), state, lambda: model.frozen(folded).logits)
         return limited(adapter, model, state, step, rows=len(folded), influence=influence)
 
-    return frames.answer(model, state, x, take)
+    return frames.answer(adapter, model, state, x, take)
 
 
 def guard(take: Callable[[], Step], state: State, frozen_logits: Callable[[], Tensor]) -> Step:

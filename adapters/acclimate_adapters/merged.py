@@ -96,7 +96,7 @@ def guarded_steps(
         return replace(step, frozen_logits=pass_of().logits) if missing else step
 
     def answer(i: int, work: Work) -> Step:
-        return frames[i].answer(model, work.state, work.x, partial(take, i))
+        return frames[i].answer(work.adapter, model, work.state, work.x, partial(take, i))
 
     return [attempt(partial(answer, i, work)) if isinstance(work, Work) else work for i, work in enumerate(checked)]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acclimate_adapters import ADAPTERS, Adapter, FrozenModel, Source, State, Step, create, guarded_step
+from acclimate_adapters import ADAPTERS, Adapter, FrozenModel, Source, State, StateMismatch, Step, create, guarded_step
 from acclimate_adapters.frames import LEFT_OUT, Frames
 from acclimate_adapters.merged import Work, guarded_steps
 
@@ -67,6 +67,15 @@ def test_frame_that_a_stuck_camera_sends_again_and_again_is_answered_and_not_fol
     assert step.state.to_bytes() == state.to_bytes()
     assert step.signals["skipped"] == 1
     torch.testing.assert_close(step.logits, adapter.step(model, state, streams[0, 1, :1]).logits.expand(20, -1))
+
+
+@pytest.mark.parametrize("take", [guarded_step, together])
+def test_state_of_another_adapter_is_refused_even_by_black_frames(
+    take: object, model: FrozenModel, streams: Tensor
+) -> None:
+    _, state = begun("atp", model, streams[0, 0])
+    with pytest.raises(StateMismatch):
+        take(create("fedcal"), model, state, torch.full((3, 1, 28, 28), BLACK))  # type: ignore[operator]
 
 
 def test_repeated_frames_among_others_are_folded_in_once(model: FrozenModel, streams: Tensor) -> None:
