@@ -136,7 +136,7 @@ def _report(created: Created) -> str:
     """What was found of a network, for its user to look over."""
     manifest, anatomy = created.manifest, created.anatomy
     resize = manifest.input.resize
-    files = "image files must have this size" if resize is None else f"image files: {resize}"
+    files = "image files must have this size" if resize is None else f"image files: {_rule(resize)}"
     norms = f"{len(anatomy.norms)} layers" if anatomy.norms else "none: bn_adapt and tent cannot be served"
     if anatomy.without_statistics:
         norms += f"; without running statistics, and so not adapted: {', '.join(anatomy.without_statistics)}"
@@ -152,6 +152,14 @@ def _report(created: Created) -> str:
     if manifest.architecture.partition(":")[0] not in FAMILIES:
         lines.append(f"  to serve    ACCLIMATE_ALLOWED_IMPORTS='[\"{manifest.architecture}\"]'")
     return "\n".join(lines)
+
+
+def _rule(resize: Resize) -> str:
+    """A resize rule in words."""
+    side = resize.shorter_side
+    target = f"shorter side {side}" if side is not None else f"resized to {resize.target[0]}x{resize.target[1]}"
+    crop = "" if resize.crop is None else f", centre {resize.result[0]}x{resize.result[1]}"
+    return f"{target}{crop} ({resize.interpolation}{'' if resize.antialias else ', not antialiased'})"
 
 
 def _list(values: tuple[float, ...]) -> str:

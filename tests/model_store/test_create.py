@@ -179,6 +179,7 @@ def test_a_network_of_the_working_directory_of_any_input(
     assert code == 0
     out = capsys.readouterr().out
     assert "classifier  head: 6 features, 4 classes" in out
+    assert "image files: resized to 24x40, centre 20x30 (bilinear)" in out
     assert "BatchNorm   1 layers" in out
     manifest = Catalogue(Path("store")).manifest("own")
     assert manifest.architecture_options == {"width": 6, "num_classes": 4}
