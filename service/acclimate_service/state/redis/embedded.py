@@ -96,7 +96,7 @@ class EmbeddedRedis:
         self._socket = _socket_path(self._data_dir)
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         self._failure: str | None = None
 
     @property
@@ -131,16 +131,16 @@ class EmbeddedRedis:
             await self._retire_orphan()
             self._process = self._spawn()
             await self._wait_until_ready(self._process, self._start_timeout)
-            self._keeper = asyncio.create_task(self._keep())
+            self._supervisor = asyncio.create_task(self._supervise())
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """End the server, once it has written its last bytes, and free the data directory."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            self._keeper = None
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            self._supervisor = None
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -185,7 +185,7 @@ class EmbeddedRedis:
             preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,
         )
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         """Start the server again whenever it ends by itself, as when the kernel takes its memory."""
         pause = _WATCH
         while self._process is not None:
