@@ -89,7 +89,7 @@ class Frames(NamedTuple):
             state.require(adapter.name, adapter.layout, model.content_hash)
             return _unadapted(model, state, x)
         step = take()
-        kept = self.stuck or _alike(step.features)
+        kept = self.stuck or (x.dim() > 2 and _alike(step.features))
         whole = step if self.complete else self._spread(model, x, step)
         skipped = 1.0 if kept else 1 - len(self.folded) / len(self.places)
         return replace(whole, state=state if kept else step.state, signals={**step.signals, "skipped": skipped})
