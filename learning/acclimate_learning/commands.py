@@ -49,6 +49,8 @@ def learn(arguments: argparse.Namespace) -> int:
         f"learned in {learned.rounds} rounds with a learning rate of {learned.lr:g}; best after {best}: cross-entropy "
         f"{learned.losses[best]:.3f}, frozen {learned.losses[0]:.3f} ({len(clients['tune'])} tuning clients)"
     )
+    if best == 0:
+        print("no round was better for the tuning clients than no adaptation: try a smaller --lr, or more --rounds")
     source = replace(bundle.model.source, rates=learned.rates)
     model = model_with(catalogue, key, source)
     evidence = _judged_rates(arguments, bundle, model, clients["judge"])

@@ -30,8 +30,9 @@ from acclimate_store import InputSpec
 Rates = dict[str, float]
 Progress = Callable[[str], None]
 
-SEARCHED: Final = (0.1, 0.3, 1.0, 3.0)
-"""Learning rates of the rates that are tried. The paper's are 0.1 and 0.5, in hundreds of rounds of small cohorts."""
+SEARCHED: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Learning rates of the rates that are tried, from the smallest on, until one is worse than the one before. The paper's
+are 0.1 and 0.5, in hundreds of rounds."""
 WORSE: Final = 1.5
 """With a loss so many times that of the frozen model, the rates have run away."""
 
@@ -57,8 +58,8 @@ class Recipe:
     epochs: int = 1
     lr: float | None = None
     search_rounds: int = 6
-    check_every: int = 10
-    patience: int = 4
+    check_every: int = 5
+    patience: int = 8
     batch: int = BATCH
     seed: int = 0
 
@@ -154,9 +155,13 @@ class _Run:
                 rates = start
                 for number in range(1, self._recipe.search_rounds + 1):
                     rates = self._round(rates, number, lr, f"lr {lr:g}")
-                found[lr] = self.loss(rates)
+                loss = self.loss(rates)
             except LearningError:
                 break  # larger ones run away as well
+            worse = bool(found) and loss > min(found.values())
+            found[lr] = loss
+            if worse:
+                break
         if not found or min(found.values()) > WORSE * self.loss(start):
             raise LearningError(f"the rates run away with every learning rate tried; give --lr {SEARCHED[0] / 10:g}")
         return min(found, key=lambda lr: found[lr])
