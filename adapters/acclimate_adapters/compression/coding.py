@@ -8,7 +8,7 @@ Why it rounds stochastically. What is restored goes on: it is stepped, and store
 batches is of the order of 1/k, soon less than half a rounding step, and rounding to the nearest would undo each of
 them: the mean would stop following the client. A random part of a step, added before rounding down, lets through each
 change in proportion; the mean error is 0 however often a state is stored. Its scales being powers of two, a restored
-number lies on the same steps when it is stored again, and only what changed is rounded anew, so that the variance stays
+number lies on the same steps when it is stored again, and only what changed is rounded, so that the variance stays
 bounded too: with a step d and changes c / k it tends to d c / 2. The random numbers come from the number of batches:
 equal states are equal bytes on every replica.
 """

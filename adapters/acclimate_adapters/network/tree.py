@@ -38,7 +38,7 @@ class Trees:
     def replacing(self, tensors: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         """The calling thread's tree, with these tensors in the places of those of the same names.
 
-        What `torch.func.functional_call` does, which looks every name up anew at each call.
+        What `torch.func.functional_call` does, which looks every name up at each call.
         """
         tree = self._own()
         places = [(place, tensor) for name, tensor in tensors.items() for place in tree.places[name]]

@@ -90,9 +90,12 @@ def test_the_guard_does_not_judge_the_prior(logit_model: Models) -> None:
     """After many rows of one class the prior outweighs images that are hardly in doubt: one class, but no collapse."""
     model, adapter = logit_model([0.5, 0.5]), create("balanced", prior_rows=1.0)
     state = adapter.init(model)
+    unlike = torch.arange(20, dtype=torch.float64).unsqueeze(-1) / 1000  # rows that are all the same teach nothing
     for _ in range(5):
-        state = guarded_step(adapter, model, state, torch.tensor([[3.0, 0.0]] * 20, dtype=torch.float64)).state
-    doubtful = torch.tensor([[0.0, 0.1]] * 20, dtype=torch.float64)  # the frozen model sees the other class only
+        state = guarded_step(
+            adapter, model, state, torch.tensor([[3.0, 0.0]], dtype=torch.float64) + unlike * 2.0
+        ).state
+    doubtful = torch.tensor([[0.0, 0.1]], dtype=torch.float64) + unlike  # the frozen model sees the other class only
     step = guarded_step(adapter, model, state, doubtful)
     assert bool((step.logits.argmax(-1) == 0).all())
     assert (step.signals["collapsed"], step.signals["fallback"]) == (1, 0)

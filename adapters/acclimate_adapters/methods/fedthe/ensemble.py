@@ -29,7 +29,7 @@ ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True, slots=True)
 class FedThe:
-    """Mix the global head with the client's personal head, with a weight found anew for each sample.
+    """Mix the global head with the client's personal head, with a weight found for each sample.
 
     Method:
         h_n    feature of sample n (`Pass.features`); z^g, z^l logits of the global and the personal head on it
@@ -49,7 +49,7 @@ class FedThe:
         The global head keeps its bias; the personal head has none, as in the authors' program.
         The personal head starts from 0, where the paper is silent: a convex problem needs no random start.
         The paper enrols once. With `examples`, labelled images that `learn` is told later enrol the client further: the
-        head is trained anew, from 0, on the last `examples` of all, whose features stay in the state.
+        head is trained again, from 0, on the last `examples` of all, whose features stay in the state.
 
     Args:
         alpha: 0..1, share of a new feature in the history.
