@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import random
 import socket
 from collections import Counter
 from contextlib import suppress
@@ -26,7 +27,7 @@ class Target:
         url: where it listens.
         patience_s: longest wait for a reply; by default longer than the deadline of any request.
         replies: how often each status, with the code of its problem, was replied; `closed` and `silent` without one.
-        wrong: replies from 500 on that are no honest 503.
+        wrong: replies from 500 on that are no honest 503, and no deadline that passed.
     """
 
     url: str
@@ -66,7 +67,8 @@ class Target:
     def _judge(self, reply: Reply) -> None:
         problem = _problem(reply)
         self.replies[f"{reply.status} {problem.get('code', '')}".strip()] += 1
-        honest = reply.status == 503 and problem.get("retryable") is True and "Retry-After" in reply.headers
+        # 504 is the deadline of the request itself, which some attackers name.
+        honest = reply.status in {503, 504} and problem.get("retryable") is True and "Retry-After" in reply.headers
         if reply.status >= 500 and not honest:
             self.wrong.append(f"{reply.status} {reply.headers.get('Retry-After', '')} {reply.body[:300]!r}")
 
@@ -92,6 +94,6 @@ def head(method: str, path: str, length: int, **headers: str) -> bytes:
 
 
 def batch(client: str, rows: int, **headers: str) -> bytes:
-    """A batch of grey images."""
+    """A batch of images of noise, no two alike: flat and repeated ones are not learned from."""
     sent = {"Content_Type": "application/octet-stream", "X_Tensor_Shape": f"{rows},1,28,28", **headers}
-    return request("POST", f"/clients/{client}/predict", b"\x80" * (rows * 784), **sent)
+    return request("POST", f"/clients/{client}/predict", random.randbytes(rows * 784), **sent)
