@@ -62,6 +62,8 @@ ELSEWHERE = {
     "test_the_memory_layout_is_reported_and_the_same_on_all_replicas_under_strict_replay",
     "store_outage": "service/clients/test_outage.py::"
     "test_by_the_policy_frozen_the_global_model_answers_meanwhile_and_no_state_is_lost",
+    "influence": "service/clients/test_influence.py::"
+    "test_a_large_batch_counts_for_as_many_mean_batches_as_the_operator_allows",
     "guard_clients": "service/trials/test_switching.py::"
     "test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with",
     "auto_switch": "service/trials/test_switching.py::"
