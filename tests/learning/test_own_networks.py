@@ -92,7 +92,7 @@ def goes_the_whole_way(made: Made, size: int, trust: tuple[str, ...], capsys: An
     bundle = Catalogue(Path("store"), allowed_imports=("own_vit:Net",)).load("net")
     candidates = sorted(ADAPTERS.keys() - {"none", "memo"})
     served = [name for name in candidates if not missing(create(name), bundle.model)]
-    absent = set() if bundle.model.statistics else {"bn_adapt", "tent"}
+    absent = set() if bundle.model.statistics else {"bn_adapt"}
     assert set(served) == set(candidates) - absent
     assert main(["evaluate", "net", "--clients", "data.npz", "--adapters", ",".join(served), *small]) == 0
     out = capsys.readouterr().out

@@ -207,15 +207,16 @@ def test_a_device_without_provider_is_refused_by_name() -> None:
         provider_for(torch.device("meta"))
 
 
-def test_moments_that_are_measured_anew_leave_the_graphs_of_the_old_model_behind(
+def test_a_model_that_is_measured_again_leaves_the_graphs_of_the_old_one_behind(
     acclimate: Callable[..., int], exported: Path, store: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(exported / "tiny/2", store / "tiny/2")
     labels = np.arange(30) % 3
     pixels = np.random.default_rng(0).integers(0, 256, (30, 1, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "labelled.npz", images=pixels, labels=labels)
-    assert acclimate("models", "add-moments", "tiny/2", "--as", "moments", "--data", tmp_path / "labelled.npz") == 0
-    files: Mapping[str, str] = Catalogue(store).manifest("tiny", "moments").files
+    words = ("--data", tmp_path / "labelled.npz", "--as", "measured", "--no-onnx", "--force")
+    assert acclimate("models", "measure", "tiny/2", *words) == 0
+    files: Mapping[str, str] = Catalogue(store).manifest("tiny", "measured").files
     assert files.keys().isdisjoint(GRAPHS)
     assert "notes/README.txt" in files
 

@@ -2,14 +2,12 @@
 
 import time
 
-import numpy as np
 
-
-def test_a_replica_whose_device_is_stuck_is_not_ready_until_it_goes_on(make_replica, gate, pool, post):
+def test_a_replica_whose_device_is_stuck_is_not_ready_until_it_goes_on(make_replica, gate, pool, post, shade):
     gate.shut = False
     replica = make_replica(adapter="gated", request_timeout_ms=1000)
     gate.shut = True
-    held = pool.submit(post, replica, "cam", np.zeros((1, 28, 28), np.uint8))
+    held = pool.submit(post, replica, "cam", shade(0))
     gate.wait_for_a_step()
     assert replica.http.get("/v2/health/ready").status_code == 200, "a step may take a while"
     time.sleep(1.1)
