@@ -64,9 +64,9 @@ ELSEWHERE = {
     "test_by_the_policy_frozen_the_global_model_answers_meanwhile_and_no_state_is_lost",
     "influence": "service/clients/test_influence.py::"
     "test_a_large_batch_counts_for_as_many_mean_batches_as_the_operator_allows",
-    "guard_clients": "service/trials/test_switching.py::"
+    "guard_clients": "service/trials/test_promotion.py::"
     "test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with",
-    "auto_switch": "service/trials/test_switching.py::"
+    "auto_switch": "service/trials/test_promotion.py::"
     "test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with",
     "drain_lead_s": "e2e/test_drain.py::"
     "test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balancers_are_told",

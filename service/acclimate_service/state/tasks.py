@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 from acclimate_service.state.errors import StateError
@@ -22,9 +23,10 @@ class Tasks:
 
         Args:
             work: what to run.
-            awaited: whether somebody waits for it, who is told of its error.
+            awaited: whether somebody waits for it, who is told of its error. Other work knows nothing of the request
+                in which it was begun, whose deadline is not its own.
         """
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, context=None if awaited else Context())
         self._running.add(task)
         task.add_done_callback(self._awaited if awaited else self._unawaited)
         return task
