@@ -77,6 +77,7 @@ class History:
         self._rng = random.Random(f"history {seed}")
         self._clock = asyncio.get_running_loop().time
         self._ahead = 0.0  # seconds that have passed without anybody waiting for them
+        self._passing = asyncio.Lock()
         self.reads: list[Read] = []
         self._models = MODELS if self._rng.random() < profile.second_model else MODELS[:1]
         self._size = profile.size or self._rng.choice(list(SIZES))
@@ -222,14 +223,15 @@ class History:
         """Less than half a life after it was read, which must keep it alive; no promise for keys ends by it."""
         if not self._lab.calm.is_set():  # Redis is being killed, and could not be told
             return
-        for model in self._models:
-            task = rng.choice(self.replicas).start(model, lambda session, _: session.present())
-            _, error = await self._outcome(task)
-            if error is not None:
-                return
-        self._ahead += JUMP * LIMITS["state_ttl_ms"] / 1000
-        await self._lab.age(self.client, JUMP * LIMITS["state_ttl_ms"])
-        self.faults.injected["jump"] += 1
+        async with self._passing:  # else what one caller read, another lets expire
+            for model in self._models:
+                task = rng.choice(self.replicas).start(model, lambda session, _: session.present())
+                _, error = await self._outcome(task)
+                if error is not None:
+                    return
+            self._ahead += JUMP * LIMITS["state_ttl_ms"] / 1000
+            await self._lab.age(self.client, JUMP * LIMITS["state_ttl_ms"])
+            self.faults.injected["jump"] += 1
 
     # How their calls end.
 
