@@ -9,6 +9,8 @@ from hostile.attackers import ATTACKS
 from hostile.run import attacked, resident_mb, send_batches
 
 SECONDS = 60
+NOISE_S = 0.25
+"""What the slowest of some fifty batches may take on two busy cores, whoever attacks."""
 CACHE = 16 * 2**20
 """Bytes of states in memory: those of the attackers' clients would count as memory that does not come back."""
 OPEN = {
@@ -80,5 +82,5 @@ def test_an_attacker_alone_harms_no_client(service, name):
     assert not beside.refused
     assert not beside.disturbed
     assert told[name]["wrong"] == []
-    assert beside.p99 <= 3 * alone.p99
+    assert beside.p99 <= max(3 * alone.p99, NOISE_S)
     assert after <= 1.1 * before
