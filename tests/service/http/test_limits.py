@@ -145,10 +145,11 @@ def test_a_compressed_body_is_read(replica, encoding, encode):
         ("br", b"x", 415, "unsupported_media_type"),
         ("gzip, gzip", b"x", 415, "unsupported_media_type"),
         ("gzip", b"no gzip", 400, "malformed_body"),
-        ("gzip", gzip.compress(GREY.tobytes())[:-4], 400, "malformed_body"),
-        ("gzip", gzip.compress(GREY.tobytes()) + b"more", 400, "malformed_body"),
-        ("gzip", gzip.compress(bytes(32 * 2**20 + 1)), 413, "body_too_large"),
+        ("gzip", gzip.compress(GREY.tobytes(), mtime=0)[:-4], 400, "malformed_body"),
+        ("gzip", gzip.compress(GREY.tobytes(), mtime=0) + b"more", 400, "malformed_body"),
+        ("gzip", gzip.compress(bytes(32 * 2**20 + 1), mtime=0), 413, "body_too_large"),
     ],
+    ids=["brotli", "twice", "none", "cut", "followed", "bomb"],
 )
 def test_a_body_that_is_not_as_it_says_it_is_packed_or_is_a_bomb_is_refused(
     replica, assert_problem, encoding, content, status, code
