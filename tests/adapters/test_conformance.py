@@ -119,7 +119,11 @@ EXAMPLES = [
 ]
 
 
-@pytest.fixture(scope="session", params=[torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.fixture(
+    scope="session",
+    params=[torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)],
+    ids=["float32", "float64"],
+)
 def precision(request: pytest.FixtureRequest) -> torch.dtype:
     """The precision of the model."""
     result: torch.dtype = request.param
