@@ -93,6 +93,10 @@ class OriginNotAllowedError(ProblemError):
     """`origin_not_allowed` (403): a web page of another origin may not use the service."""
 
 
+class ImportOffError(ProblemError):
+    """`import_off` (403): the operator lets nobody put states in."""
+
+
 class NotFoundError(ProblemError):
     """`not_found` (404): the server has no such route."""
 

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
@@ -92,6 +92,9 @@ class Settings(BaseSettings):
 
     max_state_bytes: int = Field(256 * 2**20, ge=1)
     """Largest state that may be imported."""
+
+    import_: bool = Field(True, validation_alias=AliasChoices("import_", "ACCLIMATE_IMPORT"))
+    """Whether clients may be given states from outside; what a state has learned cannot be seen in its bytes."""
 
     max_images: int = Field(256, ge=1)
     """Most images in one batch."""
@@ -205,18 +208,23 @@ def read_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        lines = [f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}, not {e['input']!r}" for e in error.errors()]
+        lines = [f"{variable(str(e['loc'][0]))}: {e['msg']}, not {e['input']!r}" for e in error.errors()]
         raise SettingsError("\n".join(lines)) from None
     except UnparsableSetting as error:
         field = next((name for name in Settings.model_fields if f'"{name}"' in str(error)), "")
-        raise SettingsError(f"{PREFIX}{field.upper()}: the value must be JSON: {error.__cause__}") from None
+        raise SettingsError(f"{variable(field)}: the value must be JSON: {error.__cause__}") from None
 
 
-def _is_setting(variable: str) -> bool:
-    return variable.removeprefix(PREFIX).lower() in Settings.model_fields
+def variable(field: str) -> str:
+    """Name of the environment variable of a field; one that is a keyword of Python ends in an underscore."""
+    return PREFIX + field.removeprefix(PREFIX).strip("_").upper()
 
 
-def _stranger(variable: str) -> str:
-    known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
-    near = get_close_matches(variable, known, n=1)
-    return f"{variable}: there is no such setting; " + (f"did you mean {near[0]}?" if near else ", ".join(known))
+def _is_setting(name: str) -> bool:
+    return name in map(variable, Settings.model_fields)
+
+
+def _stranger(name: str) -> str:
+    known = list(map(variable, Settings.model_fields))
+    near = get_close_matches(name, known, n=1)
+    return f"{name}: there is no such setting; " + (f"did you mean {near[0]}?" if near else ", ".join(known))

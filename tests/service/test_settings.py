@@ -54,6 +54,8 @@ def fails(monkeypatch, capsys, tmp_path, request):
         ("ACCLIMATE_TENANT", ".hidden", "should match pattern"),
         ("ACCLIMATE_MODLE", "x", "did you mean ACCLIMATE_MODEL?"),
         ("ACCLIMATE_XYZZY", "x", "no such setting"),
+        ("ACCLIMATE_IMPORT", "perhaps", "ACCLIMATE_IMPORT: Input should be a valid boolean"),
+        ("ACCLIMATE_IMPORT_", "false", "did you mean ACCLIMATE_IMPORT?"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(fails, name, value, says):
@@ -85,8 +87,10 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch):
 def test_settings_are_read_from_their_variables(monkeypatch):
     monkeypatch.setenv("ACCLIMATE_ADAPTER_OPTIONS", '{"mode": "batch"}')
     monkeypatch.setenv("ACCLIMATE_ALLOWED_IMPORTS", '["a:b"]')
+    monkeypatch.setenv("ACCLIMATE_IMPORT", "false")
     settings = read_settings(port=7)
     assert (settings.adapter_options, settings.allowed_imports, settings.port) == ({"mode": "batch"}, ("a:b",), 7)
+    assert settings.import_ is False
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ TIGHT = {
     "cache_bytes": 8_000_000,
 }
 JOURNAL = {"adapter": "fedcal", "inline_max": 100, "replica": "replica-7", "replicas_to_wait": 1, "guard": "adapt"}
-OFF = {"adapter": "atp", "journal": False, "state_budget": 0.25, "guard": "off", "secret": "s"}
+OFF = {"adapter": "atp", "journal": False, "import_": False, "state_budget": 0.25, "guard": "off", "secret": "s"}
 ELSEWHERE = {
     "redis_url": "service/clients/test_hand_over.py::test_an_idle_replica_hands_its_client_over_at_once",
     "model_store": "service/clients/test_adapters.py::test_",
@@ -254,6 +254,14 @@ def test_replicas_to_wait(journal):
 def test_guard_off(off):
     assert "guard" not in off[1]
     assert off[0].http.get("/models/fashion-cnn/adapters").json()["code"] == "guard_off"
+
+
+def test_import(off):
+    state = off[0].http.get("/clients/first/state").content
+    before = off[0].keys("first")
+    reply = off[0].http.put("/clients/first/state", content=state, headers=STATE)
+    assert (reply.status_code, reply.json()["code"], reply.json()["state_committed"]) == (403, "import_off", False)
+    assert off[0].keys("first") == before
 
 
 def test_journal(off):

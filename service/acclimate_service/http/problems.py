@@ -42,6 +42,7 @@ STATUS: dict[str, int] = {
     "malformed_body": 400,
     "malformed_request": 400,
     "origin_not_allowed": 403,
+    "import_off": 403,
     "not_found": 404,
     "client_unknown": 404,
     "method_not_allowed": 405,

@@ -85,6 +85,8 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     async def import_state(request: Request, client_id: str) -> Response:
         """Let the client go on from an exported state; `If-Match` names the version that may be replaced."""
         context = RequestContext(intake, request, client_id)
+        if not service.settings.import_:
+            raise Problem("import_off", "ACCLIMATE_IMPORT is off: states are taken out here, none is put in")
         if context.content_type and media_type(context.content_type) != _STATE_TYPE:
             raise unsupported(context.content_type, (_STATE_TYPE,))
         precondition = Precondition.parse(request.headers.get("if-match"))
