@@ -32,6 +32,8 @@ ROUNDS: Final = 3
 """Of warm clients; the fastest counts."""
 CALLERS: Final = 32
 """Clients that ask at the same time."""
+FILLERS: Final = 2
+"""And while their journals are filled: nobody waits so long that a slow machine takes snapshots meanwhile."""
 DEADLINE_S: Final = 5.0
 """Of each request; it is sent again as often as need be."""
 STEPS_RATIO: Final = 1.05
@@ -65,7 +67,7 @@ def private_redis(directory: Path) -> Iterator[str]:
             runner.run(server.__aexit__(None, None, None))
 
 
-def send_round(served: Replica, clients: Sequence[str], images: NDArray[np.uint8]) -> float:
+def send_round(served: Replica, clients: Sequence[str], images: NDArray[np.uint8], at_once: int = CALLERS) -> float:
     """Seconds until each client has its answer to one batch more."""
 
     def send(client: str) -> None:
@@ -76,7 +78,7 @@ def send_round(served: Replica, clients: Sequence[str], images: NDArray[np.uint8
                 answered = True
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(CALLERS) as callers:
+    with ThreadPoolExecutor(at_once) as callers:
         list(callers.map(send, clients))
     return time.perf_counter() - began
 
@@ -105,7 +107,7 @@ def measure_crash(report: Report, clients: int) -> None:
         first = stack.enter_context(replica(base / "first", **common))
         second = stack.enter_context(replica(base / "second", **common))
         for _ in range(ENTRIES):
-            send_round(first, names, images)
+            send_round(first, names, images, FILLERS)
         entries = journal_entries(first, names)
         os.kill(first.pid, 9)
         step = float(np.median(stream(second, "plain", images, WARM)[2:]))

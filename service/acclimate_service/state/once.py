@@ -3,6 +3,7 @@
 Nobody but the running owner acknowledges an entry whose answer is not stored: the owner may still take it back.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import Gone, Head, Incomplete, Loaded, Mismatch, Repeat, Used
 from acclimate_service.state.writer import Changing, WriteOutcome, Writer
 
+_TRIED: Final = 8
+"""Requests of a client that are remembered as tried here."""
 _KEPT_CHANGING: Final = "other replicas kept changing this client's state; send the request again"
 Work: TypeAlias = Batch | Changing[S]
 """What a request asks for: a batch to be folded in, or another state in the place of the present one."""
@@ -100,18 +103,21 @@ class Once(Generic[S]):
         self._memory = memory
         self._reader = reader
         self._writer = writer
+        self._tried = deque[str](maxlen=_TRIED)
         self.repeated = ""
 
     async def run(self, request: Request, work: Work[S]) -> Applied:
         """Do what a request asks for, or find out what became of it before.
 
-        Redis is asked first what it knows of a request that replaces the state: a repeat could not compute it again.
+        Redis is asked first what it knows of a request that replaces the state, since a repeat could not compute it
+        again, and of one that was tried here before: its step need not be taken twice.
 
         Raises:
             StateError: it was refused, or Redis failed.
             Exception: what the work or the machine raised; nothing was changed.
         """
-        visit = _Visit(request.life or None, ask=not isinstance(work, Batch))
+        visit = _Visit(request.life or None, ask=request.rid in self._tried or not isinstance(work, Batch))
+        self._tried.append(request.rid)
         try:
             with visit.doubt:
                 for _ in range(self._context.limits.tries):

@@ -12,6 +12,7 @@ import pytest
 
 from acclimate_client import Client
 from acclimate_service.state.redis.embedded import EmbeddedRedis
+from acclimate_service.state.redis.link import ANSWER_S
 
 
 class Outage:
@@ -286,6 +287,62 @@ def test_a_redis_that_hangs_is_503_within_the_deadline(redis, make_replica, post
     assert [reply.json()["state_committed"] for reply in replies[:2]] == ["unknown", False]
     assert post(replica, "cold", two).json()["state"]["version"] == 1
     assert post(replica, "warm", two).json()["state"]["version"] in (2, 3)
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["state in memory", "state in Redis alone"])
+def test_a_redis_that_hangs_is_503_on_every_route_within_one_bound(redis, make_replica, post, stream, pool, warm):
+    replica = make_replica(redis_url=redis.url, adapter="fedthe", **({} if warm else {"cache_bytes": 0}))
+    (images,), http = [batch[:, 0] for batch in stream(0, 1)], replica.http
+    names = ["look", "predict", "reset", "delete", "configure", "export", "import", "told", "enrol", "examples"]
+    replies = {name: post(replica, name, images).json() for name in names}
+    state = http.get("/clients/import/state").content
+    told = {"rows": [{"request_id": replies["told"]["request_id"], "row": 0, "label": 0}]}
+    examples = {"images": images[:, None].tolist(), "labels": [0] * len(images)}
+    os.kill(redis.pid, signal.SIGSTOP)
+    try:
+        calls = [
+            pool.submit(timed, *call)
+            for call in [
+                (post, replica, "look", images, "?adapt=false"),
+                (post, replica, "predict", images),
+                (post, replica, "new", images),
+                (http.get, "/clients/look"),
+                (http.post, "/clients/reset/reset"),
+                (http.delete, "/clients/delete"),
+                (put, http, "/clients/configure", {"adapter": "none"}),
+                (http.get, "/clients/export/state"),
+                (put_state, http, "/clients/import/state", state),
+                (post_json, http, "/clients/told/feedback", told),
+                (post_json, http, "/clients/enrol/enroll", examples),
+                (post_json, http, "/clients/examples/feedback", examples),
+                (http.get, "/models/fashion-cnn/adapters"),
+            ]
+        ]
+        found = [call.result() for call in calls]
+    finally:
+        os.kill(redis.pid, signal.SIGCONT)
+    for reply, seconds in found:
+        assert (reply.status_code, reply.json()["code"]) == (503, "store_unavailable"), (reply.url, reply.text)
+        assert reply.headers["retry-after"] == "1"
+        assert seconds < ANSWER_S + 2, reply.url
+    assert post(replica, "look", images).json()["state"]["version"] == 2
+
+
+def timed(call, *arguments):
+    began = time.monotonic()
+    return call(*arguments), time.monotonic() - began
+
+
+def put(http, path, body):
+    return http.put(path, json=body)
+
+
+def post_json(http, path, body):
+    return http.post(path, json=body)
+
+
+def put_state(http, path, state):
+    return http.put(path, content=state, headers={"Content-Type": "application/octet-stream"})
 
 
 def test_a_private_redis_that_dies_is_started_again_and_callers_wait_for_it(redis, make_replica, stream):

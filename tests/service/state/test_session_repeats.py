@@ -20,6 +20,14 @@ async def test_a_repeated_request_gets_its_first_answer_from_any_replica(make_re
     assert (await one.head()).seq == 2
 
 
+@pytest.mark.parametrize("size", [40, LARGE])
+async def test_a_repeat_whose_reply_was_lost_takes_no_step(make_replica, size: int):
+    replica = make_replica(size)
+    await replica.apply(b"1", key="k")
+    assert (await replica.apply(b"1", key="k")).seq == 1
+    assert replica.machine.steps == 1
+
+
 async def test_a_repeat_does_not_cost_the_state_in_memory(make_replica):
     replica = make_replica(LARGE)
     await replica.apply(b"1", key="k")

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 from redis import exceptions as failures
@@ -19,6 +19,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 Argument: TypeAlias = str | bytes | int
+ANSWER_S: Final = 5.0
+"""Longest wait of a caller for the answer to one exchange, repeats included (s). A cluster gets its patience too."""
 
 
 class Node(NamedTuple):
@@ -127,7 +129,7 @@ class Dial:
         return connection
 
 
-def dial(url: str, *, max_connections: int = 64, connect_timeout: float = 1.0, reply_timeout: float = 5.0) -> Dial:
+def dial(url: str, *, max_connections: int = 64, connect_timeout: float = 1.0, reply_timeout: float = ANSWER_S) -> Dial:
     """How to connect to a URL.
 
     Args:

@@ -24,7 +24,7 @@ from redis import exceptions as failures
 from acclimate_service.state.errors import Effect, ForeignValue, StateError, StoreFull, StoreUnavailable
 from acclimate_service.state.records import Reply
 from acclimate_service.state.redis.cluster import Cluster
-from acclimate_service.state.redis.link import Argument, Lane, Link, Server, Target, Unreachable, dial
+from acclimate_service.state.redis.link import ANSWER_S, Argument, Lane, Link, Server, Target, Unreachable, dial
 from acclimate_service.state.redis.scripts import Script
 
 __all__ = ["Argument", "Wire", "connect"]
@@ -34,7 +34,9 @@ Command: TypeAlias = tuple[Argument, ...]
 _HOPS: Final = 5
 """Servers that may send an exchange on before it counts as refused."""
 DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)
-"""Until when the caller of the present request waits (`time.monotonic()`); an exchange begun before ends by then."""
+"""Until when the caller of the present request waits (`time.monotonic()`); an exchange begun before ends by then.
+
+No exchange takes longer than `ANSWER_S`, however late that is."""
 _LEAST_S: Final = 1.0
 """What an exchange is given that begins just before the deadline."""
 _MARGIN_S: Final = 0.1
@@ -128,8 +130,9 @@ class Wire:
     async def _deliver(self, command: Command, target: Target, script: Script | None = None) -> Reply:
         clock, decides = asyncio.get_running_loop().time, script is not None and script.decides
         unsettled, patient_until = False, clock() + self._link.patience
-        left = DEADLINE.get() - time.monotonic()
-        limit = max(_LEAST_S, left - _MARGIN_S) if 0 < left < math.inf else None
+        left, limit = DEADLINE.get() - time.monotonic(), ANSWER_S + self._link.patience
+        if left > 0:
+            limit = min(limit, max(_LEAST_S, left - _MARGIN_S))
         try:
             async with asyncio.timeout(limit):
                 for repeat in itertools.count():
@@ -148,7 +151,7 @@ class Wire:
                     await self._link.refresh()
                     await asyncio.sleep(random.uniform(0, min(self._jitter * 2**repeat, _LONGEST_PAUSE)))
         except TimeoutError:
-            raise StoreUnavailable("Redis does not answer before the deadline", _effect(decides)) from None
+            raise StoreUnavailable(f"Redis does not answer within {limit:.1f} s", _effect(decides)) from None
         raise _failure(lost, decides, unsettled) from lost
 
     async def _exchange(self, command: Command, target: Target, script: Script | None) -> Any:
@@ -186,7 +189,7 @@ async def connect(
     *,
     max_connections: int = 64,
     connect_timeout: float = 1.0,
-    reply_timeout: float = 5.0,
+    reply_timeout: float = ANSWER_S,
     patience: float = 10.0,
 ) -> Link:
     """A link to a Redis, or to the cluster that it says it belongs to.
