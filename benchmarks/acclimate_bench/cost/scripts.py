@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.timing import Timing
 from acclimate_service.state import Batch, ClientScope, Limits, Link, StateStore, Wire, connect, new_id, random_rid
-from acclimate_service.state.journal_records import Appended, Flipped, Opened
+from acclimate_service.state.journal import Appended, Flipped, Opened
 from acclimate_service.state.records import Attempt, Basis, Committed, Snapshot
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.redis.wire import Argument

@@ -5,8 +5,8 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -15,7 +15,7 @@ from acclimate_service.clients.requests import ClientRequest, too_late
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.metrics import Background
-from acclimate_service.state import Claims, ClientScope, Request, Session, StateError
+from acclimate_service.state import ClientScope, KeyReused, Request, RequestRunning, Session, StateError
 from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.tasks import Tasks
 
@@ -67,6 +67,37 @@ class Turns:
                 del self._queues[key]
             else:
                 self._queues[key] = lock, count - 1
+
+
+class Claims:
+    """Turns away a request whose key is at work here already, before it waits for its client's turn.
+
+    Args:
+        retry_after_ms: when whoever was turned away may ask again.
+    """
+
+    def __init__(self, retry_after_ms: int = 1000) -> None:
+        self._retry_after_ms = retry_after_ms
+        self._running: dict[str, str] = {}
+
+    @contextmanager
+    def hold(self, request: Request) -> Iterator[None]:
+        """Claim the request for the block.
+
+        Raises:
+            RequestRunning: it is at work already.
+            KeyReused: its key is, with another content.
+        """
+        running = self._running.get(request.rid)
+        if running == request.fingerprint:
+            raise RequestRunning("a request with this Idempotency-Key is being answered", self._retry_after_ms)
+        if running is not None:
+            raise KeyReused("this Idempotency-Key is in use with another request; use a new key")
+        self._running[request.rid] = request.fingerprint
+        try:
+            yield
+        finally:
+            del self._running[request.rid]
 
 
 class Sessions:

@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from acclimate_service.state.blob import hashing
+from acclimate_service.state.encoding import hashing
 from acclimate_service.state.errors import Contended, StateCorrupt
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import Snapshot

@@ -6,7 +6,7 @@ say.
 """
 
 from acclimate_service.state.contract import Applied, Change, Looked, Policy, Present, Request, Start, always
-from acclimate_service.state.entry import Batch
+from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import (
     ClientDeleted,
     ClientUnknown,
@@ -26,7 +26,6 @@ from acclimate_service.state.errors import (
 )
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
-from acclimate_service.state.once import Claims
 from acclimate_service.state.places import Places
 from acclimate_service.state.records import Description
 from acclimate_service.state.redis.announcements import Announcements
@@ -43,7 +42,6 @@ __all__ = [
     "Applied",
     "Batch",
     "Change",
-    "Claims",
     "ClientDeleted",
     "ClientScope",
     "ClientUnknown",

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from acclimate_service.state.entry import Batch
+from acclimate_service.state.encoding import Batch
 from acclimate_service.state.records import Attempt
 
 S = TypeVar("S")

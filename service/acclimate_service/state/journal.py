@@ -1,32 +1,121 @@
-"""The journal of a large state: batches are appended to it, and a snapshot now and then makes it short again."""
+"""The journal of a large state: batches are appended to it, and a snapshot now and then makes it short again.
+
+What its scripts answer comes first, then the journal itself, then how replies become answers.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
-from acclimate_service.state.blob import Sealed, hashing, seal
 from acclimate_service.state.chunks import Chunks
-from acclimate_service.state.entry import Batch, Entry, encode
-from acclimate_service.state.errors import StateCorrupt
-from acclimate_service.state.journal_records import (
-    AnswerOutcome,
-    AppendOutcome,
-    FlipOutcome,
-    Listed,
-    OpenOutcome,
-    UndoOutcome,
-    Written,
-    answer_outcome,
-    append_outcome,
-    flip_outcome,
-    open_outcome,
-    undo_outcome,
-)
+from acclimate_service.state.encoding import Batch, Entry, Sealed, encode_entry, hashing, seal
+from acclimate_service.state.errors import Effect, StateCorrupt
 from acclimate_service.state.limits import Limits
-from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Head, Snapshot
+from acclimate_service.state.records import (
+    Attempt,
+    Basis,
+    Committed,
+    Conflict,
+    Gone,
+    Head,
+    Incomplete,
+    Refused,
+    Reply,
+    Snapshot,
+    change_outcome,
+    head_of,
+)
 from acclimate_service.state.redis.announcements import HAND_OVER
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import ANSWER, APPEND, FLIP, OPEN, RELEASE, UNDO
 from acclimate_service.state.redis.wire import Argument, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The journal is ours to write under `head.fence`. `life` is new if the client was."""
+
+    life: str
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another replica holds the journal open, for `ms` more unless it goes on writing."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The batch is durable as version `basis.seq`. `touched`: the TTLs of the whole state were extended."""
+
+    basis: Basis
+    touched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Somebody else opened the journal since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The journal is at its cap. `committed` is "unknown" if an earlier copy of the script had no reply."""
+
+    committed: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Flipped:
+    """The snapshot is the base now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The snapshot is of a history that is no more, or older than the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The request's answer is stored; `stored` is an earlier one, if there was one, which then counts."""
+
+    stored: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """The last entry is gone, and its request was never applied."""
+
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What an entry of the journal is: version, tag, request id, bytes."""
+
+    seq: int
+    tag: str
+    rid: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One entry as it lies in the journal: version, tag, request id, bytes."""
+
+    seq: int
+    tag: str
+    rid: str
+    blob: bytes = field(repr=False)
+
+
+OpenOutcome: TypeAlias = Opened | Busy | Conflict | Gone
+AppendOutcome: TypeAlias = Appended | Fenced | Full | Conflict | Refused
+FlipOutcome: TypeAlias = Flipped | Stale | Fenced | Incomplete | Gone
+UndoOutcome: TypeAlias = Undone | Answered | Fenced | Conflict | Gone
+AnswerOutcome: TypeAlias = Answered | Gone
 
 
 class Journal:
@@ -90,7 +179,7 @@ class Journal:
             engine: device kind and library version that compute it.
         """
         limits = self._limits
-        blob = await hashing(partial(encode, client, Entry(basis.seq + 1, batch, engine)), batch.nbytes)
+        blob = await hashing(partial(encode_entry, client, Entry(basis.seq + 1, batch, engine)), batch.nbytes)
         keys = (
             client.registry,
             client.markers,
@@ -250,3 +339,80 @@ class Journal:
 def _listed(seq: int, meta: bytes) -> Listed:
     tag, rid, size = meta.decode().split("|")
     return Listed(seq, tag, rid, int(size))
+
+
+def open_outcome(reply: Reply) -> OpenOutcome:
+    """The reply of `open`."""
+    match reply.rows:
+        case [b"OK", life, flat] if head := head_of(flat):
+            return Opened(life.decode(), head)
+        case [b"BUSY", ms]:
+            return Busy(int(ms))
+        case [b"CONFLICT", life, flat]:
+            return Conflict(life.decode(), head_of(flat))
+        case [b"GONE"]:
+            return Gone()
+        case rows:
+            raise _unknown(rows)
+
+
+def append_outcome(reply: Reply, attempt: Attempt, sid: str) -> AppendOutcome:
+    """The reply of `append`, sent with this attempt on a state whose snapshot is `sid`."""
+    match reply.rows:
+        case [b"FENCED"]:
+            return Fenced()
+        case [b"JFULL"]:
+            return Full(reply.effect)
+    outcome = change_outcome(reply.rows[:4] if reply.rows[0] == b"OK" else reply.rows, attempt, sid)
+    if isinstance(outcome, Committed):
+        return Appended(outcome.basis, touched=reply.rows[4:] == [b"1"])
+    return outcome
+
+
+def flip_outcome(reply: Reply) -> FlipOutcome:
+    """The reply of `flip`."""
+    match reply.rows:
+        case [b"OK"]:
+            return Flipped()
+        case [b"STALE"]:
+            return Stale()
+        case [b"FENCED"]:
+            return Fenced()
+        case [b"INCOMPLETE"]:
+            return Incomplete(committed=False)
+        case [b"GONE"]:
+            return Gone()
+        case rows:
+            raise _unknown(rows)
+
+
+def answer_outcome(reply: Reply) -> AnswerOutcome:
+    """The reply of `answer`."""
+    match reply.rows:
+        case [b"OK", stored]:
+            return Answered(stored)
+        case [b"GONE"]:
+            return Gone()
+        case rows:
+            raise _unknown(rows)
+
+
+def undo_outcome(reply: Reply, before: Basis, tag: str) -> UndoOutcome:
+    """The reply of `undo`, sent with a new tag to return to the version of `before`."""
+    match reply.rows:
+        case [b"OK", seq]:
+            return Undone(Basis(before.life, int(seq), tag, before.sid))
+        case [b"ANSWERED"]:
+            return Answered()
+        case [b"FENCED"]:
+            return Fenced()
+        case [b"CONFLICT", life, flat]:
+            return Conflict(life.decode(), head_of(flat))
+        case [b"GONE"]:
+            return Gone()
+        case rows:
+            raise _unknown(rows)
+
+
+def _unknown(rows: object) -> StateCorrupt:
+    return StateCorrupt(f"a script answered {rows!r}, which this version does not know", "unknown")

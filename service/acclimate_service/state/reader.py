@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from acclimate_service.state.contract import S, Status
-from acclimate_service.state.entry import Batch
+from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import Contended, StateError
-from acclimate_service.state.held import Context, Held, Memory, Owed, Track
-from acclimate_service.state.journal_records import Busy, Opened
+from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter, Track
+from acclimate_service.state.journal import Busy, Opened
 from acclimate_service.state.records import Basis, Head, Loaded
 from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.replay import Replay
-from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.tasks import Tasks
 
 T = TypeVar("T")

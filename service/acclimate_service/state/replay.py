@@ -5,14 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic
 
-from acclimate_service.state.blob import hashing
 from acclimate_service.state.contract import S, always
-from acclimate_service.state.entry import decode
+from acclimate_service.state.encoding import decode_entry, hashing
 from acclimate_service.state.errors import StateCorrupt, StateUnreadable
-from acclimate_service.state.held import Context, Held, Owed, Track
-from acclimate_service.state.journal_records import Listed, Written
+from acclimate_service.state.held import Context, Held, Owed, Snapshotter, Track
+from acclimate_service.state.journal import Listed, Written
 from acclimate_service.state.records import Head, Moved
-from acclimate_service.state.snapshotter import Snapshotter
 
 
 class Replay(Generic[S]):
@@ -133,7 +131,7 @@ class Replay(Generic[S]):
         context, held, began = self._context, self.held, self._context.clock()
         assert held is not None
         blob, seq = written.blob, written.seq
-        entry = await hashing(partial(decode, blob, context.client, seq), len(blob))
+        entry = await hashing(partial(decode_entry, blob, context.client, seq), len(blob))
         if entry.engine != context.machine.engine:
             context.observer.engine_changed()
             if context.policy.strict_engine:

@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 from functools import partial
 
-from acclimate_service.state.blob import hashing, seal, unseal_pieces
 from acclimate_service.state.chunks import Chunks
+from acclimate_service.state.encoding import hashing, seal, unseal_pieces
 from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.limits import Limits

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Generic, TypeAlias
 
 from acclimate_service.state.contract import Applied, Change, Present, Request, S
-from acclimate_service.state.entry import Batch
+from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
-from acclimate_service.state.held import Context, Held, Memory, Owed
-from acclimate_service.state.journal_records import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
+from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter
+from acclimate_service.state.journal import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
 from acclimate_service.state.places import Places
 from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
-from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.tasks import Tasks
 
 WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from acclimate_service.clients.sessions import Turns
+from acclimate_service.clients.sessions import Claims, Turns
+from acclimate_service.state import KeyReused, Request, RequestRunning
 
 
 async def test_turns_of_one_key_come_one_at_a_time_in_order():
@@ -69,3 +70,16 @@ async def test_a_waiter_that_is_cancelled_leaves_the_queue():
 async def _enter(turns):
     async with turns.hold("a"):
         return True
+
+
+def test_a_request_at_work_on_this_replica_is_turned_away():
+    claims, request = Claims(), Request("0" * 32, "f" * 32)
+    with claims.hold(request):
+        with pytest.raises(RequestRunning), claims.hold(request):
+            pass
+        with pytest.raises(KeyReused), claims.hold(Request("0" * 32, "e" * 32)):
+            pass
+        with claims.hold(Request("1" * 32, "f" * 32)):
+            pass
+    with claims.hold(request):
+        pass

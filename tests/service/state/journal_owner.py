@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from redis.asyncio import Redis
 
 from acclimate_service.state import Batch
-from acclimate_service.state.journal_records import Appended, Flipped, Opened
+from acclimate_service.state.journal import Appended, Flipped, Opened
 from acclimate_service.state.records import Attempt, Basis
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}

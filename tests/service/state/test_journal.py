@@ -7,7 +7,7 @@ from journal_owner import journal_of, open_journal, owner_of
 from redis.asyncio import Redis
 
 from acclimate_service.state import Limits, StoreUnavailable
-from acclimate_service.state.journal_records import Appended, Busy, Fenced, Flipped, Full, Opened
+from acclimate_service.state.journal import Appended, Busy, Fenced, Flipped, Full, Opened
 from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Mismatch, Repeat, Used
 
 

@@ -7,7 +7,7 @@ from journal_owner import LARGE, STATE, journal_of, open_journal, owner_of
 from redis.asyncio import Redis
 
 from acclimate_service.state import StoreFull
-from acclimate_service.state.journal_records import Answered, Fenced, Flipped, Stale, Undone
+from acclimate_service.state.journal import Answered, Fenced, Flipped, Stale, Undone
 from acclimate_service.state.records import Conflict, Gone, Incomplete, Repeat, Snapshot
 
 

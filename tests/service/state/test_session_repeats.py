@@ -6,7 +6,7 @@ import pytest
 from checker.toy import LARGE, answer_after, batch_of
 from redis.asyncio import Redis
 
-from acclimate_service.state import Claims, KeyReused, OtherModel, Request, RequestRunning
+from acclimate_service.state import KeyReused, OtherModel, RequestRunning
 
 
 @pytest.mark.parametrize("size", [40, LARGE])
@@ -89,16 +89,3 @@ async def test_a_key_with_another_content_is_refused(make_replica, size: int, wa
     with pytest.raises(KeyReused):
         await asked.session.apply(asked.request("k", "e" * 32), batch_of(b"2"))
     assert (await replica.head()).seq == 1
-
-
-def test_a_request_at_work_on_this_replica_is_turned_away():
-    claims, request = Claims(), Request("0" * 32, "f" * 32)
-    with claims.hold(request):
-        with pytest.raises(RequestRunning), claims.hold(request):
-            pass
-        with pytest.raises(KeyReused), claims.hold(Request("0" * 32, "e" * 32)):
-            pass
-        with claims.hold(Request("1" * 32, "f" * 32)):
-            pass
-    with claims.hold(request):
-        pass

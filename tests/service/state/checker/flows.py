@@ -6,13 +6,10 @@ from typing import Any
 from checker.toy import ToyState
 
 from acclimate_service.state import Applied, Batch, Request, Session, StateError, StateStore, random_rid
-from acclimate_service.state.held import Held, Track
-from acclimate_service.state.journal import Journal
-from acclimate_service.state.journal_records import Appended, Fenced
-from acclimate_service.state.once import Once
+from acclimate_service.state.held import Held, Snapshotter, Track
+from acclimate_service.state.journal import Appended, Fenced, Journal
 from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Loaded, Repeat
 from acclimate_service.state.replay import Replay
-from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.writer import Writer
 
 # cx 3, 4
@@ -132,17 +129,17 @@ async def fetch_any(self: Journal, client: Any, model: str, listed: Any) -> Any:
 
 # cx 13
 
-_settle = Once._settle
+_settle = Session._settle
 
 
 async def recompute_unstored(
-    self: Once[ToyState], request: Request, loaded: Loaded, repeat: Repeat, head: Any
+    self: Session[ToyState], request: Request, loaded: Loaded, repeat: Repeat, head: Any
 ) -> Applied | None:
     owed = await self._reader.answer(loaded, head, request.rid, repeat.seq)
     return Applied(repeat.seq, repeat.life, repeat.model, owed.answer, "recomputed") if owed else None
 
 
-async def settle_other_model(self: Once[ToyState], request: Request, loaded: Loaded, repeat: Repeat) -> Any:
+async def settle_other_model(self: Session[ToyState], request: Request, loaded: Loaded, repeat: Repeat) -> Any:
     if repeat.answer is None and repeat.model != self._context.model:
         return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
     return await _settle(self, request, loaded, repeat)

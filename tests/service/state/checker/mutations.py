@@ -10,13 +10,12 @@ from checker import flows
 from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
 
-from acclimate_service.state import Request, StateStore
+from acclimate_service.state import Request, Session, StateStore
+from acclimate_service.state.held import Snapshotter
 from acclimate_service.state.journal import Journal
-from acclimate_service.state.once import Once
 from acclimate_service.state.records import Loaded, Reply
 from acclimate_service.state.redis import wire
 from acclimate_service.state.replay import Replay
-from acclimate_service.state.snapshotter import Snapshotter
 from acclimate_service.state.writer import Writer
 
 
@@ -118,13 +117,15 @@ MUTATIONS: Mapping[str, Profile] = {
         **_SNAPSHOTS,
         rates=_raised(answer__drop=0.5),
     ),
-    "13 recomputed answer stored": Profile(patches=(Patch(Once, "_recompute", flows.recompute_unstored),), **_FAILING),
+    "13 recomputed answer stored": Profile(
+        patches=(Patch(Session, "_recompute", flows.recompute_unstored),), **_FAILING
+    ),
     "13 answer check in undo": Profile(
         edits=(Edit("undo", "if redis.call('HEXISTS', keys.answers, rid) == 1 then return {'ANSWERED'} end\n"),),
         **_FAILING,
     ),
     "13 other model": Profile(
-        patches=(Patch(Once, "_settle", flows.settle_other_model),),
+        patches=(Patch(Session, "_settle", flows.settle_other_model),),
         **_FAILING,
         second_model=1.0,
         switches=0.7,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate_service.state import Batch, ClientScope, StateCorrupt
-from acclimate_service.state.entry import Entry, decode, encode
+from acclimate_service.state.encoding import Entry, decode_entry, encode_entry
 
 CLIENT = ClientScope("cam-7")
 IMAGES = Batch("uint8", (2, 1, 2, 3), bytes(range(12)), b'{"probabilities":true}')
@@ -16,7 +16,7 @@ IMAGES = Batch("uint8", (2, 1, 2, 3), bytes(range(12)), b'{"probabilities":true}
 
 def test_an_entry_is_read_as_it_was_written():
     entry = Entry(7, IMAGES, "cpu torch 2.9")
-    assert decode(encode(CLIENT, entry), CLIENT, 7) == entry
+    assert decode_entry(encode_entry(CLIENT, entry), CLIENT, 7) == entry
 
 
 @given(
@@ -33,43 +33,43 @@ def test_every_entry_is_read_as_it_was_written(shape, dtype, parameters, skipped
     for side in shape:
         count *= side
     entry = Entry(seq, Batch(name, tuple(shape), bytes(count), parameters, skipped), engine)
-    assert decode(encode(CLIENT, entry), CLIENT, seq) == entry
+    assert decode_entry(encode_entry(CLIENT, entry), CLIENT, seq) == entry
 
 
 def test_data_may_be_a_view_of_the_images():
     view = memoryview(bytes(range(24))).cast("B", (2, 12))
-    entry = decode(encode(CLIENT, Entry(1, Batch("uint8", (2, 12), view), "")), CLIENT, 1)
+    entry = decode_entry(encode_entry(CLIENT, Entry(1, Batch("uint8", (2, 12), view), "")), CLIENT, 1)
     assert bytes(entry.batch.data) == bytes(range(24))
     assert entry.batch.nbytes == 24
 
 
 def test_an_entry_of_another_client_or_version_is_refused():
-    blob = encode(CLIENT, Entry(7, IMAGES, "cpu"))
+    blob = encode_entry(CLIENT, Entry(7, IMAGES, "cpu"))
     for client, seq in ((ClientScope("cam-8"), 7), (CLIENT, 8)):
         with pytest.raises(StateCorrupt, match="another client or version"):
-            decode(blob, client, seq)
+            decode_entry(blob, client, seq)
 
 
 def test_every_damaged_byte_is_noticed():
-    blob = encode(CLIENT, Entry(7, IMAGES, "cpu"))
+    blob = encode_entry(CLIENT, Entry(7, IMAGES, "cpu"))
     for index in range(len(blob)):
         damaged = bytearray(blob)
         damaged[index] ^= 1
         with pytest.raises(StateCorrupt):
-            decode(bytes(damaged), CLIENT, 7)
+            decode_entry(bytes(damaged), CLIENT, 7)
 
 
 def test_every_cut_is_noticed():
-    blob = encode(CLIENT, Entry(7, IMAGES, "cpu"))
+    blob = encode_entry(CLIENT, Entry(7, IMAGES, "cpu"))
     for length in range(len(blob)):
         with pytest.raises(StateCorrupt):
-            decode(blob[:length], CLIENT, 7)
+            decode_entry(blob[:length], CLIENT, 7)
 
 
 def test_another_format_is_refused():
-    blob = encode(CLIENT, Entry(7, IMAGES, "cpu"))
+    blob = encode_entry(CLIENT, Entry(7, IMAGES, "cpu"))
     with pytest.raises(StateCorrupt, match="unknown format"):
-        decode(blob[:4] + struct.pack("B", 1) + blob[5:], CLIENT, 7)
+        decode_entry(blob[:4] + struct.pack("B", 1) + blob[5:], CLIENT, 7)
 
 
 @pytest.mark.parametrize(

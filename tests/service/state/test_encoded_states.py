@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate_service.state import ClientScope, StateCorrupt
-from acclimate_service.state.blob import Sealed, hashing, seal, unseal, unseal_pieces
+from acclimate_service.state.encoding import Sealed, hashing, seal, unseal, unseal_pieces
 from acclimate_service.state.records import Restored
 
 CLIENT, MODEL = ClientScope("cam-7"), "0123456789abcdef"
