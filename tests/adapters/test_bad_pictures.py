@@ -14,6 +14,8 @@ from acclimate_adapters import State, create, guarded_step
 from acclimate_store import Bundle
 from acclimate_store.bundle import load_bundle
 
+pytestmark = pytest.mark.slow  # accuracies over hundreds of batches
+
 BUNDLE = Path(__file__).parents[2] / "model_store/bundles/fashion-cnn/1"
 CLIENTS = range(0, 8, 2)
 COSTLY = ("balanced", "fedcal")  # those that noise harms if nothing bounds it

@@ -19,6 +19,8 @@ from acclimate_service.http.payload.documents import MAX_JSON_TOKENS
 
 LISTS = b"[" + b"[]," * (MAX_JSON_TOKENS // 2) + b"[]]"
 GREY = np.full((2, 28, 28), 9, np.uint8)
+"""Flat: answered, but no step is taken."""
+NOISE = np.random.default_rng(0).integers(0, 256, (2, 28, 28), np.uint8)
 RAW = {"Content-Type": "application/octet-stream", "X-Tensor-Shape": "2,28,28"}
 JSON = {"Content-Type": "application/json"}
 
@@ -261,7 +263,7 @@ def test_changes_and_exports_wait_for_admission_as_batches_do(
     gate.shut = False
     replica = make_replica(adapter="gated", max_waiting=2)
     gate.shut = True
-    waiting = [pool.submit(post, replica, f"cam-{number}", GREY) for number in range(2)]
+    waiting = [pool.submit(post, replica, f"cam-{number}", NOISE) for number in range(2)]
     replica.await_waiting(2)
     headers = {"Content-Type": kind} if kind else {}
     reply = replica.http.request(method, f"/clients/other{path}", content=b'{"adapter": "none"}', headers=headers)

@@ -170,7 +170,8 @@ async def test_a_server_that_cannot_be_started_again_is_tried_until_it_can_and_t
         assert "ended with status -9" in caplog.text
         assert "ad file format" in server.failure
         assert "runs again" not in caplog.text
-        file.write_bytes(sound)
+        (tmp_path / "sound").write_bytes(sound)
+        (tmp_path / "sound").replace(file)  # in one step: the next try may come at any moment
         await until(lambda: server.failure is None)
         assert caplog.text.count("runs again") == 1
         assert await value(server, "key") == b"kept"
