@@ -106,18 +106,17 @@ async def serve():
     servers = []
 
     async def begin(app):
-        server = uvicorn.Server(
-            uvicorn.Config(app, port=0, http=Http1, ws="none", lifespan="off", log_level="critical")
-        )
-        servers.append((server, asyncio.create_task(server.serve())))
-        while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
-            await asyncio.sleep(0.01)
+        config = uvicorn.Config(app, port=0, http=Http1, ws="none", lifespan="off", log_level="critical")
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        servers.append(server)
         return server.servers[0].sockets[0].getsockname()[1]
 
     yield begin
-    for server, task in servers:
-        server.should_exit = True
-        await task
+    for server in servers:
+        await server.shutdown()
 
 
 async def fetch(port, request, times=1):
