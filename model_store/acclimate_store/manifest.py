@@ -185,6 +185,9 @@ HARM: Final = 0.02
 """A client that loses more accuracy than this is harmed."""
 MOST_HARMED: Final = 0.05
 """Largest share of clients that the default adapter may harm."""
+FEWEST_CLIENTS: Final = 5
+"""Least clients that may prove a gain: that all of them gain happens by chance once in 32 times, if gain and loss are
+equally likely. The interval of a mean over fewer says nothing."""
 
 
 class Measured(Record):
@@ -221,6 +224,8 @@ class Evidence(Record):
     @property
     def obstacle(self) -> str:
         """Why the adapter is not to be the default; empty if it may be."""
+        if self.clients < FEWEST_CLIENTS:
+            return f"it was judged on {self.clients} clients, and {FEWEST_CLIENTS} are the least"
         if self.low <= 0:
             low, high = (f"{100 * value:+.1f}" for value in (self.low, self.high))
             return f"its gain of {100 * self.gain:+.1f} points may be none ({low} to {high})"

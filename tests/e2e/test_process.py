@@ -1,6 +1,8 @@
 """Start and end of the process."""
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +17,8 @@ import pytest
 from redis import Redis
 
 from acclimate_client import Client
+
+BUNDLES = Path(__file__).parents[2] / "model_store/bundles"
 
 
 def redis_of(tmp_path):
@@ -59,6 +63,23 @@ def test_a_data_directory_is_not_shared_and_a_killed_service_leaves_no_redis_beh
     while is_running(redis):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_rates_that_harmed_held_out_clients_are_no_default_and_the_start_says_why(serve, stream, tmp_path):
+    folder = tmp_path / "store/fashion-cnn/1"
+    shutil.copytree(BUNDLES / "fashion-cnn/1", folder)
+    told = json.loads((folder / "manifest.json").read_text())
+    told["evidence"] |= {"gain": -0.028, "low": -0.041, "high": -0.015, "worst": -0.115, "harmed": 0.4}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    service = serve(model_store=tmp_path / "store")
+    with Client(service.url) as client:
+        assert client.predict("cam", *stream(0, 1)).adapter == "none"
+    service.signal(signal.SIGTERM)
+    assert service.wait() == 0
+    assert (
+        "acclimate: default adapter: none, because of atp its gain of -2.8 points may be none (-4.1 to -1.5); run "
+        "`acclimate evaluate fashion-cnn --write`\n"
+    ) in service.output
 
 
 def test_sigint_ends_the_service_although_connections_are_open(serve, tmp_path):

@@ -20,7 +20,7 @@ from acclimate_store import Bundle, Catalogue
 pytestmark = pytest.mark.integration
 
 SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
-SMALL = ("--teachers", "3", "--judges", "3", "--teacher-images", "20", "--judge-images", "20", "--no-onnx")
+SMALL = ("--teachers", "3", "--judges", "5", "--teacher-images", "20", "--judge-images", "20", "--no-onnx")
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_learning_publishes_rates_with_what_they_gain(
     assert learn("--data", data(), "--rounds", 2, "--lr", 0.01, "--shift", "label") == 0
     out = capsys.readouterr().out
     assert "learned in 2 rounds with a learning rate of 0.01; best after" in out
-    assert "atp on 3 held-out clients:" in out
+    assert "atp on 5 held-out clients:" in out
     manifest = Catalogue(store).manifest("fashion-cnn")
     assert manifest.version == "2"
     assert manifest.evidence is not None
-    assert manifest.evidence.of == "3 simulated clients of data.npz, shift label, seed 0"
+    assert manifest.evidence.of == "5 simulated clients of data.npz, shift label, seed 0"
     assert (manifest.default_adapter == "atp") == (manifest.evidence.obstacle == "")
     assert f"fashion-cnn/2: published, default adapter {manifest.default_adapter}" in out
     old, new = (Catalogue(store).load("fashion-cnn", version).model.source for version in ("1", "2"))

@@ -56,6 +56,8 @@ def test_the_interval_holds_the_mean_of_other_samples_nineteen_times_in_twenty()
         (gains(*[0.1, -0.1] * 20), "may be none"),
         (gains(*[-0.05] * 40), "may be none"),
         (gains(*[0.0] * 40), "may be none"),
+        (gains(*[0.05] * 5), ""),
+        (gains(*[0.05] * 4), "it was judged on 4 clients, and 5 are the least"),
     ],
 )
 def test_a_default_is_earned_by_a_gain_for_certain_that_harms_few(judgement: Judgement, obstacle: str) -> None:
