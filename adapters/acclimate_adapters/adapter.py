@@ -1,16 +1,18 @@
 """The contract between the methods and whoever calls them."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from acclimate_adapters.cost import Cost, forward_pass
 from acclimate_adapters.errors import MissingSource, StateMismatch
 from acclimate_adapters.network.model import FrozenModel, Pass
 from acclimate_adapters.state import Form, State
 
+T = TypeVar("T")
 Signal = float | tuple[float, ...]
 LONGEST_NAME = 300  # characters of an adapter with its hyper-parameters, in an error
 
@@ -104,6 +106,46 @@ class FrozenOnly(Adapter, Protocol):
             NumericalError: a logit is not finite.
         """
         ...
+
+
+@runtime_checkable
+class Costly(Adapter, Protocol):
+    """An adapter whose step takes more of the network than one pass without gradient, and says what."""
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of the step on a batch of so many rows, for a client of whom all is known that it may know."""
+        ...
+
+
+def step_cost(adapter: Adapter, model: FrozenModel, rows: int) -> Cost:
+    """What the step of an adapter takes on a batch of so many rows."""
+    return adapter.cost(model, rows) if isinstance(adapter, Costly) else forward_pass(rows)
+
+
+@runtime_checkable
+class Sliced(Adapter, Protocol):
+    """An adapter whose step may take long, and comes in slices: between two of them others may do their work."""
+
+    def slices(self, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
+        """`step`, which is this without a pause; given up between two slices, it has changed nothing."""
+        ...
+
+
+def slices(adapter: Adapter, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
+    """The step of any adapter, in the slices that it has."""
+    if isinstance(adapter, Sliced):
+        return (yield from adapter.slices(model, state, x))
+    return adapter.step(model, state, x)
+
+
+def complete(work: Generator[None, None, T]) -> T:
+    """What work in slices comes to, all at once."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as done:
+        result: T = done.value
+        return result
 
 
 @runtime_checkable

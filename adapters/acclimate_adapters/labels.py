@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 from torch import Tensor
 
 from acclimate_adapters.adapter import Adapter
+from acclimate_adapters.cost import Cost, forward_pass
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import State
 
@@ -53,3 +54,17 @@ class Learning(Adapter, Protocol):
 def learns(adapter: Adapter) -> TypeGuard[Learning]:
     """Whether the adapter takes true labels."""
     return isinstance(adapter, Learning) and adapter.learns
+
+
+@runtime_checkable
+class CostlyToTeach(Adapter, Protocol):
+    """An adapter that does more with labelled images than one pass, and says what."""
+
+    def lesson_cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of an enrolment with so many labelled images, or of taking them in."""
+        ...
+
+
+def lesson_cost(adapter: Adapter, model: FrozenModel, rows: int) -> Cost:
+    """What it takes to enrol a client with so many labelled images, or to take them in."""
+    return adapter.lesson_cost(model, rows) if isinstance(adapter, CostlyToTeach) else forward_pass(rows)

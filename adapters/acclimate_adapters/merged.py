@@ -5,7 +5,7 @@ fails, fails alone.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Adapter, FrozenOnly, Step
+from acclimate_adapters.adapter import Adapter, FrozenOnly, Step, slices
 from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.frames import Frames
 from acclimate_adapters.guard import finite, guard, limited
@@ -34,12 +34,14 @@ class Work:
         state: the client's.
         x: [B, C, H, W], its batch, normalised.
         compare: whether the step has to tell the frozen logits, even if the adapter needs none.
+        taken: what `adapter.step` gave or raised on the rows that are folded in, where that was taken before.
     """
 
     adapter: Adapter
     state: State
     x: Tensor
     compare: bool = False
+    taken: Step | Exception | None = None
 
 
 @runtime_checkable
@@ -101,6 +103,23 @@ def guarded_steps(
     return [attempt(partial(answer, i, work)) if isinstance(work, Work) else work for i, work in enumerate(checked)]
 
 
+def guarded_slices(model: FrozenModel, work: Work, influence: float = 0.0) -> Generator[None, None, Step | Exception]:
+    """The guarded step of one work, or what it raised, in the slices that its adapter has."""
+    checked = attempt(partial(_checked, model, work))
+    if isinstance(checked, Exception):
+        return checked
+    frames = Frames.of(checked.x)
+    if frames.folded:
+        try:
+            step = yield from slices(checked.adapter, model, checked.state, frames.of_step(checked.x))
+        except Exception as error:
+            checked = replace(checked, taken=error)
+        else:
+            checked = replace(checked, taken=step)
+    (guarded,) = guarded_steps(model, [checked], influence=influence)
+    return guarded
+
+
 def attempt(work: Callable[[], T]) -> T | Exception:
     """What the work gives, or what it raises."""
     try:
@@ -116,6 +135,10 @@ def _checked(model: FrozenModel, work: Work) -> Work:
 def _step(
     model: FrozenModel, work: Work, pass_of: Callable[[], Pass], merged: Step | None, passes: Passes | None
 ) -> Step:
+    if work.taken is not None:
+        if isinstance(work.taken, Exception):
+            raise work.taken
+        return work.taken
     match work.adapter:
         case Joint() as adapter:
             return merged if merged is not None else adapter.step_many(model, [work.state], [work.x], passes)[0]

@@ -97,6 +97,10 @@ class ImportOffError(ProblemError):
     """`import_off` (403): the operator lets nobody put states in."""
 
 
+class AdapterNotAllowedError(ProblemError):
+    """`adapter_not_allowed` (403): the operator does not offer this adapter."""
+
+
 class NotFoundError(ProblemError):
     """`not_found` (404): the server has no such route."""
 
@@ -219,6 +223,10 @@ class InvalidConfigurationError(ProblemError):
 
 class UnavailableAdapterError(ProblemError):
     """`unavailable_adapter` (422): the model lacks something that the adapter needs."""
+
+
+class StepTooCostlyError(ProblemError):
+    """`step_too_costly` (422): a step would take longer than the operator accepts; fewer images may do."""
 
 
 class EnrolmentUnsupportedError(ProblemError):

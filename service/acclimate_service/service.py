@@ -23,11 +23,13 @@ from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations, canonical
 from acclimate_service.compute.client_state import ClientState
+from acclimate_service.compute.costs import Prices, StepBudget
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.compute.process import available_cores, background, pool
 from acclimate_service.compute.worker import Worker
+from acclimate_service.errors import Problem
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.fleet import Fleet
@@ -155,10 +157,14 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         bundle = await worker.run(partial(_load_bundle, settings), always)
         configurations = _configurations(settings, bundle)
         names = _challenger_configurations(settings, bundle.model)
+        prices = await worker.run(partial(Prices.measured, bundle), always)
+        budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
+        _require_affordable(budget, configurations.default, names)
         machine = AdapterMachine(
             bundle,
             configurations,
             worker,
+            budget,
             metrics,
             low_priority,
             exact_above=settings.inline_max,
@@ -257,7 +263,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.push_async_callback(rounds.aclose)
 
         replies = Replies(store, model, configurations)
-        new_states = NewStates(bundle, configurations, worker)
+        new_states = NewStates(bundle, configurations, worker, budget)
         evidence = [each for each in (fleet, pairs) if each is not None]
         forgetting = [*(each.forget for each in evidence), rounds.forget]
         service = Service(
@@ -281,7 +287,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                 frozen_on_outage=settings.store_outage == "frozen",
             ),
             clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
-            feedback=Feedback(configurations, sessions, replies, fleet, evidence, metrics),
+            feedback=Feedback(configurations, sessions, replies, fleet, evidence, budget, metrics),
             fleet=fleet,
             challengers=challengers,
             rounds=rounds,
@@ -371,6 +377,16 @@ def _challenger_configurations(settings: Settings, model: FrozenModel) -> list[s
     except ConfigurationError as error:
         raise SettingsError(f"ACCLIMATE_CANDIDATES: {error}") from error
     return [canonical(name, {}) for name in settings.candidates]
+
+
+def _require_affordable(budget: StepBudget, default: str, candidates: Sequence[str]) -> None:
+    """Raise SettingsError where no image could be answered by what the operator has chosen."""
+    for variable, configurations in (("ACCLIMATE_ADAPTER", [default]), ("ACCLIMATE_CANDIDATES", candidates)):
+        for configuration in configurations:
+            try:
+                budget.require(configuration)
+            except Problem as problem:
+                raise SettingsError(f"{variable}: {problem}") from problem
 
 
 def _limits(settings: Settings) -> Limits:

@@ -77,7 +77,7 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             loop.remove_signal_handler(signal.SIGTERM)
             server.heed_signals()
             listener.listen(BACKLOG)
-            offered = f"acclimate: {summary(service.bundle.model)}"
+            offered = f"acclimate: {summary(service.bundle.model, settings.adapters)}"
             told = _announcement(service, listener), offered, _default_adapter(service), _computing(service)
             print("\n".join(told), flush=True)
             if not settings.secret:

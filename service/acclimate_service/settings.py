@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     adapter_options: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters of the adapter, as a JSON object."""
 
+    adapters: tuple[str, ...] | None = None
+    """Adapters that clients may have, as a JSON list, of a chain each part; by default all."""
+
     allowed_imports: tuple[str, ...] = ()
     """Architectures `module:callable` that bundles may use beside the registered ones, as a JSON list."""
 
@@ -122,6 +125,10 @@ class Settings(BaseSettings):
 
     cors_origins: tuple[Origin, ...] = ()
     """Origins whose web pages may use the service, as a JSON list, such as `["https://app.example"]`; `["*"]`: all."""
+
+    max_step_ms: int = Field(10_000, ge=1)
+    """Longest time that a step may take, as it is estimated from its adapter, hyper-parameters and number of images by
+    what passes of the network took at the start; what would take longer is refused."""
 
     request_timeout_ms: int = Field(30_000, ge=1, le=600_000)
     """Deadline of a request that names none of its own, and the longest one it may name."""

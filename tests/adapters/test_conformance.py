@@ -22,6 +22,9 @@ from acclimate_adapters import (
     create,
     guarded_step,
 )
+from acclimate_adapters.adapter import step_cost
+from acclimate_adapters.cost import Runs
+from acclimate_adapters.network.model import Pass
 
 
 @dataclass(frozen=True)
@@ -317,6 +320,33 @@ SPOILT = {
     "shape": lambda tensor: tensor.reshape(-1)[:1] if tensor.dim() else tensor[None],  # broadcast, it would be taken
     "kind": lambda tensor: tensor.to(torch.complex64 if tensor.is_floating_point() else torch.int32),
 }
+
+
+@each_example
+def test_the_cost_that_an_adapter_names_is_that_of_the_passes_it_takes(
+    example: Example, model: FrozenModel, streams: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, passes = example.create(), dict.fromkeys(("forward", "gradient"), Runs())
+    state = adapter.init(model)
+
+    def run(self: FrozenModel, x: Tensor, tensors: Mapping[str, Tensor] | None = None, normalise: Any = None) -> Pass:
+        kind = "gradient" if any(tensor.requires_grad for tensor in (tensors or {}).values()) else "forward"
+        passes[kind] = passes[kind].and_also(Runs(1, len(x)))
+        return original(self, x, tensors, normalise)
+
+    original = FrozenModel.run
+    monkeypatch.setattr(FrozenModel, "run", run)
+    adapter.step(model, state, streams[0, 0, :7])
+    declared = step_cost(adapter, model, 7)
+    if example.name == "balanced":  # a further pass, should the client have changed
+        assert passes == {"forward": Runs(2, 14), "gradient": Runs()}
+    elif example.hyperparameters.get("layers") == "all":  # the passes of the round that follows, too
+        assert passes == {"forward": declared.forward, "gradient": Runs()}
+    elif example.name == "fedthe_plus" and not example.enrolled:  # as if the client might enrol
+        assert passes == {"forward": Runs(1, 7), "gradient": Runs()}
+    else:
+        assert passes == {"forward": declared.forward, "gradient": declared.gradient}
+    assert adapter.step(model, state, streams[0, 0, :7]).logits.shape == (7, 10)
 
 
 @each_example

@@ -56,6 +56,9 @@ ELSEWHERE = {
     "max_waiting_rows": "service/clients/test_sharing.py::test_",
     "max_held_bytes": "service/http/test_limits.py::"
     "test_unfinished_uploads_count_and_those_that_find_no_room_are_told_so",
+    "adapters": "service/clients/test_costly_steps.py::test_adapters_that_are_not_offered_are_neither_listed_nor_given",
+    "max_step_ms": "service/clients/test_costly_steps.py::"
+    "test_a_batch_of_too_many_images_is_refused_and_one_of_fewer_is_answered",
     "request_timeout_ms": "service/compute/test_stuck.py::"
     "test_a_replica_whose_device_is_stuck_is_not_ready_until_it_goes_on",
     "strict_replay": "service/compute/test_runtime.py::"

@@ -20,6 +20,7 @@ from acclimate_adapters.balanced.measures import (
 )
 from acclimate_adapters.balanced.moments import SourceMoments
 from acclimate_adapters.balanced.passes import Answer, Passes, Rows, Run, Terms, TorchPasses
+from acclimate_adapters.cost import Cost, forward_pass, posterior_sweep
 from acclimate_adapters.functional import Numbers, class_labels, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.labels import Labelled
@@ -147,6 +148,10 @@ class Balanced:
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """How many rows came, and their means under both hypotheses, as `Adapter.form`."""
         return Client.forms(model.derived(SourceMoments.of), learns=self.learns)
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """A pass under each hypothesis and one more after a restart, each but that with EM, as `Costly.cost`."""
+        return forward_pass(rows).times(3).and_also(posterior_sweep(rows).times(2 * self.em_steps))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.compression.sensitivity import scale
+from acclimate_adapters.cost import Cost, forward_pass, gradient_pass
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice
 from acclimate_adapters.network.direction import Direction, direction
@@ -68,6 +69,10 @@ class Atp:
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """A direction for each module that has a rate, as `Adapter.form`."""
         return direction_forms(model, active_modules(model)) if self.mode == "online" else {}
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, backward and forward, as `Costly.cost`."""
+        return gradient_pass(rows).and_also(forward_pass(rows))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

@@ -1,14 +1,24 @@
 """Chains: an adapter that changes the weights, followed by one that corrects the class prior of its answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from acclimate_adapters.adapter import Adapter, Step, Uncorrectable, enrols, require_state
+from acclimate_adapters.adapter import (
+    Adapter,
+    Step,
+    Uncorrectable,
+    complete,
+    enrols,
+    require_state,
+    slices,
+    step_cost,
+)
+from acclimate_adapters.cost import Cost, Runs
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.guard import bounded
-from acclimate_adapters.labels import Labelled, learns
+from acclimate_adapters.labels import Labelled, learns, lesson_cost
 from acclimate_adapters.methods.priors import PriorCorrection
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.state import Form, State
@@ -92,10 +102,23 @@ class Chain:
         ]
         return replace(after, tensors=_join(parts))
 
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of the weights, and of the prior but for its pass, as `Costly.cost`."""
+        prior = step_cost(self.prior, model, rows)._replace(forward=Runs())
+        return step_cost(self.weights, model, rows).and_also(prior)
+
+    def lesson_cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of the weights, as `CostlyToTeach.lesson_cost`."""
+        return lesson_cost(self.weights, model, rows)
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return complete(self.slices(model, state, x))
+
+    def slices(self, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
+        """The step in the slices of the weights, as `Sliced.slices`."""
         require_state(self, model, state)
-        adapted = self.weights.step(model, _part(state, self.weights), x)
+        adapted = yield from slices(self.weights, model, _part(state, self.weights), x)
         if adapted.features is None:
             raise ConfigurationError(f"adapter {self.weights.name!r} shows no features that {self.name!r} could use")
         answer = self.prior.correct(model, _part(state, self.prior), adapted.logits, adapted.features)

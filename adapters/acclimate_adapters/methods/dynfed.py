@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require, require_state
+from acclimate_adapters.cost import Cost, forward_pass, gradient_pass
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.methods.atp import active_modules, answer, direction_forms, mean_direction, zero_directions
 from acclimate_adapters.network.direction import direction
@@ -94,6 +95,10 @@ class DynFed:
         modules = self._modules(model)
         rates = {RATE + name: Form((), (torch.float64,)) for name in modules}
         return rates | direction_forms(model, modules if self.mode == "online" else ())
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, backward and forward, as `Costly.cost`."""
+        return gradient_pass(rows).and_also(forward_pass(rows))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

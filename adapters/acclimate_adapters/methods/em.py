@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.cost import Cost, forward_pass, posterior_sweep
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.methods.priors import (
     FLOOR,
@@ -65,6 +66,10 @@ class Em:
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """No tensors, as `Adapter.form`."""
         return {}
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, and the steps of EM, as `Costly.cost`."""
+        return forward_pass(rows).and_also(posterior_sweep(rows).times(self.steps))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step, require_state
+from acclimate_adapters.cost import Cost, forward_pass, posterior_sweep
 from acclimate_adapters.errors import MissingSource
 from acclimate_adapters.functional import class_labels
 from acclimate_adapters.hyperparameters import check, choice, integer, real
@@ -130,6 +131,11 @@ class FedCal:
         if self.learns:
             forms |= {"labels": count(self.window, high=model.classes - 1), "labelled": count()}
         return forms
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, and EM on all rows that are remembered, as `Costly.cost`."""
+        sweeps = EM_STEPS if self.estimator == "em" else 1
+        return forward_pass(rows).and_also(posterior_sweep(self.window).times(sweeps))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

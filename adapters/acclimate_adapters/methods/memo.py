@@ -1,14 +1,15 @@
 """MEMO: one prediction for all augmented views of an image (Zhang, Levine and Finn, NeurIPS 2022)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.adapter import Step, complete, require_state
+from acclimate_adapters.cost import Cost, forward_pass, gradient_pass
 from acclimate_adapters.functional import at_least_float32, entropy, keyed_generator
 from acclimate_adapters.hyperparameters import check, integer, real
 from acclimate_adapters.methods.views import views
@@ -64,15 +65,25 @@ class Memo:
         """No tensors, as `Adapter.form`."""
         return {}
 
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """For each image, steps on its views and a pass of its own, as `Costly.cost`."""
+        each = gradient_pass(self.views).times(self.steps).and_also(forward_pass(1))
+        return forward_pass(rows).and_also(each.times(rows))
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return complete(self.slices(model, state, x))
+
+    def slices(self, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
+        """The step with a pause after each gradient, as `Sliced.slices`."""
         require_state(self, model, state)
         x = model.batch(x)
         frozen = model.frozen(x)
         answers = []
         for row, image in enumerate(x):
             augmented = views(image, self.views, keyed_generator(self.seed, state.step, row))
-            answers.append(model.adapted(image[None], fine_tune(model, augmented, self.lr, self.steps)))
+            weights = yield from fine_tune(model, augmented, self.lr, self.steps)
+            answers.append(model.adapted(image[None], weights))
         logits = require_finite(torch.cat([answer.logits for answer in answers]))
         features = torch.cat([answer.features for answer in answers])
         signals = {
@@ -82,12 +93,15 @@ class Memo:
         return Step(logits, state.next(), signals, frozen.logits, features)
 
 
-def fine_tune(model: FrozenModel, augmented: Tensor, lr: float, steps: int) -> Mapping[str, Tensor]:
+def fine_tune(
+    model: FrozenModel, augmented: Tensor, lr: float, steps: int
+) -> Generator[None, None, Mapping[str, Tensor]]:
     """All parameters after some steps from the global weights on the views [A, C, H, W] of one image (3)."""
     weights = {name: model.tensor(name) for name in model.parameters}
     for _ in range(steps):
         g, _ = gradient(model, augmented, weights, marginal_entropy)
         weights = {name: torch.sub(weight, g[name], alpha=lr) for name, weight in weights.items()}
+        yield
     return weights
 
 

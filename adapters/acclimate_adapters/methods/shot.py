@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.cost import Cost, gradient_pass
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, real
 from acclimate_adapters.network.gradient import BatchStatistics, gradient
@@ -69,6 +70,10 @@ class Shot:
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """All parameters but the classifier's, as `Adapter.form`."""
         return {name: Form.of(model.tensor(name)) for name in extractor_parameters(model)}
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward and backward, as `Costly.cost`."""
+        return gradient_pass(rows)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

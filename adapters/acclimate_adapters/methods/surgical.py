@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.cost import Cost, forward_pass, gradient_pass
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.hyperparameters import check, names, real
@@ -61,6 +62,10 @@ class Surgical:
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """No tensors, as `Adapter.form`."""
         return {}
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, backward and forward, as `Costly.cost`."""
+        return gradient_pass(rows).and_also(forward_pass(rows))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

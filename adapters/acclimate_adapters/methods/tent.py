@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Step, require, require_state
+from acclimate_adapters.cost import Cost, gradient_pass
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, names, real
@@ -90,6 +91,10 @@ class Tent:
                 moment = Form.of(at_least_float32(tensor))
                 forms |= {MEAN + name: moment, SQUARE + name: moment._replace(low=0)}
         return forms
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward and backward, as `Costly.cost`."""
+        return gradient_pass(rows)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

@@ -9,12 +9,15 @@ import orjson
 from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.costs import StepBudget
+from acclimate_service.compute.labelling import names_rows
 from acclimate_service.errors import Problem
 from acclimate_service.guard.evidence import Counts, accuracy, verdict
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Decision
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, ClientScope, ClientUnknown
+from acclimate_service.state.records import Head
 
 
 class Feedback:
@@ -30,6 +33,7 @@ class Feedback:
         replies: Replies,
         fleet: Fleet | None,
         evidence: Sequence[Fleet],
+        budget: StepBudget,
         metrics: Metrics,
     ) -> None:
         """Take over the collaborators; whoever made them closes them. Without a fleet there is nothing to be told.
@@ -41,6 +45,7 @@ class Feedback:
         self._replies = replies
         self._fleet = fleet
         self._evidence = evidence
+        self._budget = budget
         self._metrics = metrics
 
     async def tell(self, request: ClientRequest, labels: Batch) -> Reply:
@@ -54,8 +59,12 @@ class Feedback:
         fleet = self._required()
         async with self._sessions.turn(request) as turn:
             await turn.request.admit()
-            if await turn.session.known(turn.request) is None:
+            known = await turn.session.known(turn.request)
+            if known is None:
                 raise ClientUnknown(f"there is no client {request.client.client!r}, so it has no rows to label")
+            if isinstance(known, Head) and not names_rows(labels):
+                self._budget.require(known.config, labels.shape[0])
+                self._budget.require_lesson(known.config, labels.shape[0])
             applied = await turn.session.apply(turn.request, labels)
         reply = await self._replies.of(request.client, applied)
         if applied.answer is None:

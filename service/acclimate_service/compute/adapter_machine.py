@@ -9,10 +9,12 @@ from typing import Final
 
 import torch
 
+from acclimate_adapters.adapter import complete
 from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState, pack, unpack
-from acclimate_service.compute.labelling import has_labels, is_light, take_labels
+from acclimate_service.compute.costs import StepBudget
+from acclimate_service.compute.labelling import has_labels, is_light, taking_labels
 from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
 from acclimate_service.compute.worker import Worker
 from acclimate_service.metrics import Metrics
@@ -38,6 +40,7 @@ class AdapterMachine:
         bundle: Bundle,
         configurations: Configurations,
         worker: Worker,
+        budget: StepBudget,
         metrics: Metrics,
         background: Executor,
         *,
@@ -48,7 +51,7 @@ class AdapterMachine:
         """Take over the collaborators; whoever made them closes them.
 
         Args:
-            bundle, configurations, worker, metrics: of the service.
+            bundle, configurations, worker, budget, metrics: of the service.
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
@@ -57,6 +60,7 @@ class AdapterMachine:
         self._bundle = bundle
         self._configurations = configurations
         self._worker = worker
+        self._budget = budget
         self._steps = Steps(bundle, configurations, metrics, influence)
         self._background = background
         self.waiting: dict[int, int] = {}
@@ -77,12 +81,18 @@ class AdapterMachine:
     async def step(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         """Take the adapter's step, guarded, once `start` agrees; or take labels in, which are no step."""
         if isinstance(batch, ImageBatch):
+            self._budget.require(state.configuration, batch.shape[0])  # what a journal holds was taken once
             parameters = batch.known
         elif has_labels(batch):
             return await self._label(state, batch, start)
         else:
             parameters = StepParameters.decode(batch.parameters)
         job = Job(state, batch, parameters)
+        if self._steps.is_sliced(state.configuration):
+            done = await self._worker.run_slices(self._steps.slices(job), start)
+            if isinstance(done, Exception):
+                raise done
+            return done
         shares = state.nbytes <= self._exact_above and self._steps.may_share(state.configuration)
         return await self._worker.share(self._steps.take, job, batch.shape[0] if shares else None, start)
 
@@ -90,8 +100,8 @@ class AdapterMachine:
         adapter = self._configurations.adapter(state.configuration)
         if is_light(batch, adapter):
             await start()
-            return take_labels(adapter, self._bundle, state, batch)
-        return await self._worker.run(lambda: take_labels(adapter, self._bundle, state, batch), start)
+            return complete(taking_labels(adapter, self._bundle, state, batch))
+        return await self._worker.run_slices(taking_labels(adapter, self._bundle, state, batch), start)
 
     async def serialise(self, state: ClientState, *, awaited: bool = True) -> bytes:
         """The bytes of a state and its record, without the configuration."""

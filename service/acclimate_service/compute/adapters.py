@@ -1,6 +1,6 @@
 """Which adapters a model can be served with, and which one a client runs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Final
@@ -91,14 +91,15 @@ class AvailableAdapter:
     hyperparameters: dict[str, Any]
 
 
-def available_adapters(model: FrozenModel) -> tuple[AvailableAdapter, ...]:
-    """Every adapter, then the chains, each in the order of their names."""
-    return tuple(_available(name, create(name), model) for name in (*sorted(ADAPTERS), *CHAINS))
+def available_adapters(model: FrozenModel, allowed: Collection[str] | None = None) -> tuple[AvailableAdapter, ...]:
+    """Every adapter, then the chains, each in the order of their names; those alone all of whose parts are allowed."""
+    names = [name for name in (*sorted(ADAPTERS), *CHAINS) if allowed is None or set(name.split("+")) <= set(allowed)]
+    return tuple(_available(name, create(name), model) for name in names)
 
 
-def summary(model: FrozenModel) -> str:
-    """One line for the operator: what can be served, and what the rest lacks."""
-    adapters = [each for each in available_adapters(model) if each.name in ADAPTERS]
+def summary(model: FrozenModel, allowed: Collection[str] | None = None) -> str:
+    """One line for the operator: what can be served of what is allowed, and what the rest lacks."""
+    adapters = [each for each in available_adapters(model, allowed) if each.name in ADAPTERS]
     served = ", ".join(each.name for each in adapters if not each.missing)
     lacking = "; ".join(f"{each.name} lacks {', '.join(each.missing)}" for each in adapters if each.missing)
     return f"adapters {served}" + (f"; not served: {lacking}" if lacking else "")

@@ -5,22 +5,24 @@ into the state, where the adapter learns. Both are one change of the client, so 
 labels: once each, durable before the reply, and the same when a journal is computed again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
 
-from acclimate_adapters import Adapter, Labelled, State, guarded_step, learns
+from acclimate_adapters import Adapter, Labelled, State, learns
 from acclimate_adapters.guard import finite
+from acclimate_adapters.merged import Work, guarded_slices
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.guard.record import Label, Record, Tally
 from acclimate_service.state import Batch
 from acclimate_store import Bundle
 
+Taking: TypeAlias = Generator[None, None, tuple[ClientState, bytes]]
 _FEEDBACK: Final = b"feedback"
 _EXAMPLES: Final = b"examples"
 _PAIRS: Final = b"pairs"
@@ -72,8 +74,10 @@ def is_light(batch: Batch, adapter: Adapter) -> bool:
     )
 
 
-def take_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
+def taking_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> Taking:
     """Count the labels of a batch and learn what counted, or remember its pairs; the answer says what became of labels.
+
+    It comes in the slices of a step where the labels are those of images.
 
     Args:
         adapter: of the client.
@@ -83,8 +87,9 @@ def take_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Bat
     """
     if batch.parameters == _PAIRS:
         return _take_pairs(state, batch)
-    take = _take_rows if batch.parameters == _FEEDBACK else _take_examples
-    return take(adapter, bundle, state, batch)
+    if batch.parameters == _FEEDBACK:
+        return _take_rows(adapter, bundle, state, batch)
+    return (yield from _take_examples(adapter, bundle, state, batch))
 
 
 def _take_pairs(state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
@@ -104,12 +109,14 @@ def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batc
     return after, _answer(after, record, tally)
 
 
-def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
+def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> Taking:
     """Labels of images: both predictions are made now, from the state before it learns what the images are."""
     request_id, labels = orjson.loads(batch.parameters.removeprefix(_EXAMPLES))
     model = bundle.model
     x = bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
-    step = guarded_step(adapter, model, state.state, x)
+    step = yield from guarded_slices(model, Work(adapter, state.state, x))
+    if isinstance(step, Exception):
+        raise step
     frozen = step.frozen_logits if step.frozen_logits is not None else model.frozen(model.batch(x)).logits
     before, adapted = frozen.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
     record = (state.record or Record()).count(request_id, before, adapted, labels)

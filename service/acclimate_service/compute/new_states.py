@@ -1,5 +1,6 @@
 """States that no batch made: initial ones, those of an enrolment, and those that come from outside."""
 
+from collections.abc import Generator
 from functools import partial
 from typing import Final
 
@@ -18,9 +19,11 @@ from acclimate_adapters import (
     learns,
     require,
 )
+from acclimate_adapters.adapter import slices
 from acclimate_adapters.guard import finite
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
+from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.compute.worker import Admit, Worker
 from acclimate_service.errors import Problem
@@ -29,6 +32,9 @@ from acclimate_store import Bundle
 MAX_STATE_HEADER: Final = 100_000
 """Bytes of the header of a state that comes from outside. Its JSON is parsed whole, whatever its length says."""
 
+_TRIED: Final = 2
+"""Images on which a state from outside has to show that a step from it succeeds."""
+
 
 class NewStates:
     """Makes states for the clients of one model, on the thread that runs torch.
@@ -36,7 +42,8 @@ class NewStates:
     All methods await `admit` before they begin, and raise what it raises.
     """
 
-    def __init__(self, bundle: Bundle, configurations: Configurations, worker: Worker) -> None:
+    def __init__(self, bundle: Bundle, configurations: Configurations, worker: Worker, budget: StepBudget) -> None:
+        self._budget = budget
         self._bundle = bundle
         self._configurations = configurations
         self._worker = worker
@@ -45,7 +52,7 @@ class NewStates:
         """The state that a client with this configuration begins with.
 
         Raises:
-            Problem: `unavailable_adapter`.
+            Problem: `unavailable_adapter`, `adapter_not_allowed`; `step_too_costly` if a single image is.
         """
         return await self._worker.run(partial(self._initial, configuration), admit)
 
@@ -53,22 +60,28 @@ class NewStates:
         """The state of a client that begins with labelled images of its own.
 
         Raises:
-            Problem: `enrolment_unsupported`, `invalid_labels`, or `non_finite`.
+            Problem: `enrolment_unsupported`, `invalid_labels`, `non_finite`, or as `initial`.
         """
+        self._budget.require(configuration)
+        self._budget.require_lesson(configuration, len(examples.labels))
         return await self._worker.run(partial(self._enrolled, configuration, examples), admit)
 
     async def imported(self, configuration: str, data: bytes, admit: Admit) -> ClientState:
         """The state that `State.to_bytes` wrote as `data`, once it is sure that the client's adapter can go on from it.
 
         Raises:
-            Problem: `invalid_state`, or `state_mismatch` for a state of another adapter, layout or model.
+            Problem: `invalid_state`, or `state_mismatch` for a state of another adapter, layout or model; or as
+                `initial`.
         """
-        return await self._worker.run(partial(self._imported, configuration, data), admit)
+        self._budget.require(configuration, _TRIED)
+        self._budget.require_lesson(configuration, _TRIED)
+        return await self._worker.run_slices(self._imported(configuration, data), admit)
 
     def _initial(self, configuration: str) -> ClientState:
         adapter = self._configurations.adapter(configuration)
         try:
             require(adapter, self._bundle.model)
+            self._budget.require(configuration)
             return ClientState(configuration, adapter.init(self._bundle.model))
         except ConfigurationError as error:  # the model has no such modules, or not that kind of confusion matrix
             raise Problem("unavailable_adapter", f"{error}; GET /adapters lists what can be served") from error
@@ -87,7 +100,7 @@ class NewStates:
             raise Problem("non_finite", "these images make a personal head that is not finite; nothing was changed")
         return ClientState(configuration, state)
 
-    def _imported(self, configuration: str, data: bytes) -> ClientState:
+    def _imported(self, configuration: str, data: bytes) -> Generator[None, None, ClientState]:
         adapter = self._configurations.adapter(configuration)
         length = int.from_bytes(data[:8], "little")
         if length > MAX_STATE_HEADER:
@@ -101,7 +114,7 @@ class NewStates:
         except StateMismatch as error:
             raise Problem("state_mismatch", f"{error}; configure the client first, or send its own state") from error
         _check_content(state, adapter, self._bundle)
-        _check_use(state, adapter, self._bundle)
+        yield from _check_use(state, adapter, self._bundle)
         return ClientState(configuration, state)
 
 
@@ -114,13 +127,14 @@ def _check_content(state: State, adapter: Adapter, bundle: Bundle) -> None:
         raise Problem("invalid_state", "the state holds numbers that are not finite")
 
 
-def _check_use(state: State, adapter: Adapter, bundle: Bundle) -> None:
+def _check_use(state: State, adapter: Adapter, bundle: Bundle) -> Generator[None, None, None]:
     """Learn and take a step for nobody: counts and indices may be such that no step succeeds."""
-    x = bundle.prepare(np.zeros((2, *bundle.manifest.input.shape), np.uint8))
+    x = bundle.prepare(np.zeros((_TRIED, *bundle.manifest.input.shape), np.uint8))
     try:
         if learns(adapter):
-            state = adapter.learn(bundle.model, state, Labelled(torch.zeros(2, dtype=torch.int64), x))
-        sound = finite(adapter.step(bundle.model, state, x).state)
+            state = adapter.learn(bundle.model, state, Labelled(torch.zeros(_TRIED, dtype=torch.int64), x))
+        step = yield from slices(adapter, bundle.model, state, x)
+        sound = finite(step.state)
     except Exception as error:  # an adapter may raise anything on numbers that it never makes
         raise Problem(
             "invalid_state", f"adapter {adapter.name!r} cannot go on from the state: {error}"[:300]

@@ -6,15 +6,19 @@ How many threads torch takes for one operation depends on the thread that asks, 
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
+T = TypeVar("T")
+_SLICE_S: Final = 0.01
+"""How long work that can be interrupted goes on before others have a turn."""
 _YIELDING: Final = 5
 """How much nicer than others: beside two busy threads on two cores it gets a quarter of one, and is not starved."""
 _M_TRIM_THRESHOLD: Final = -1
@@ -43,6 +47,17 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def slice_of(work: Generator[None, None, T]) -> tuple[T] | None:
+    """Go on with work in steps for a while; its result, if it was finished."""
+    end = time.perf_counter() + _SLICE_S
+    try:
+        while time.perf_counter() < end:
+            next(work)
+    except StopIteration as done:
+        return (done.value,)
+    return None
 
 
 def pool() -> ThreadPoolExecutor:

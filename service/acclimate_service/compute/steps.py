@@ -1,6 +1,6 @@
 """Steps as the thread takes them that runs torch: several clients' batches in, their new states and answers out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from acclimate_adapters import ConfigurationError, Step
-from acclimate_adapters.merged import Work, attempt, guarded_steps, in_torch, mergeable
+from acclimate_adapters.adapter import Sliced
+from acclimate_adapters.merged import Work, attempt, guarded_slices, guarded_steps, in_torch, mergeable
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.process import one_thread
@@ -102,6 +103,7 @@ class Steps:
         self._metrics = metrics
         self._influence = influence
         self.may_share = lru_cache(_KEPT)(self._may_share)
+        self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
         self._in_torch = lru_cache(_KEPT)(self._runs_in_torch)
 
     def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
@@ -118,6 +120,21 @@ class Steps:
         self._metrics.step_batches.observe(len(jobs))
         self._metrics.step_rows.observe(sum([job.batch.shape[0] for job in jobs]))
         return done
+
+    def slices(self, job: Job) -> Generator[None, None, Done | Exception]:
+        """As `take`, for one job whose adapter has a step in slices."""
+        work = attempt(partial(self._work, job))
+        if isinstance(work, Exception):
+            return work
+        step = yield from guarded_slices(self._bundle.model, work, self._influence)
+        return attempt(partial(self._done, job, step)) if isinstance(step, Step) else step
+
+    def _is_sliced(self, configuration: str) -> bool:
+        """Whether steps of an adapter may be interrupted."""
+        try:
+            return isinstance(self._configurations.adapter(configuration), Sliced)
+        except ConfigurationError:
+            return False
 
     def _may_share(self, configuration: str) -> bool:
         """Whether steps of an adapter can share their passes of the network with others."""

@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from acclimate_service.compute.process import take_threads
+from acclimate_service.compute.process import slice_of, take_threads
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -67,6 +68,21 @@ class Worker:
             Exception: whatever `admit` or `work` raises; when `admit` does, the work is not begun.
         """
         return await self.share(_alone, work, None, admit)
+
+    async def run_slices(self, work: Generator[None, None, T], admit: Admit) -> T:
+        """Like `run`, for work that lets others have a turn now and then. `admit` is asked again before each slice.
+
+        Raises:
+            Exception: whatever `admit` or `work` raises; when `admit` does, the work is given up.
+        """
+        try:
+            while not (done := await self.run(partial(slice_of, work), admit)):
+                pass
+        except BaseException:
+            with suppress(ValueError):  # a slice that still runs is the last one
+                work.close()
+            raise
+        return done[0]
 
     async def share(self, together: Together[W, T], work: W, rows: int | None, admit: Admit) -> T:
         """Like `run`, for work that `together` may do along with that of others who wait, and name the same `together`.

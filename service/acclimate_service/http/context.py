@@ -17,20 +17,19 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from acclimate_adapters.adapter import complete
 from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.clients.requests import ClientRequest, Reply
-from acclimate_service.compute.process import available_cores, take_threads
+from acclimate_service.compute.process import available_cores, slice_of, take_threads
 from acclimate_service.errors import Problem
 from acclimate_service.http.identity import client_scope, idempotency_key
-from acclimate_service.http.payload import PayloadLimits, complete, media_type
+from acclimate_service.http.payload import PayloadLimits, media_type
 from acclimate_service.service import Service
 from acclimate_service.state import fingerprint, random_rid
 
 T = TypeVar("T")
 MAX_DECODING: Final = 64
 """Bodies that may be decoded at the same time, in turns; further ones get 429."""
-_SLICE_S: Final = 0.01
-"""How long one body is decoded before the next one has its turn."""
 _ON_LOOP: Final = 256 * 1024
 """Bytes of an array that are read in a fraction of a millisecond; another thread would take longer to begin."""
 _PIECE: Final = 2**20
@@ -192,7 +191,7 @@ class RequestContext:
             return complete(work) if nbytes <= _ON_LOOP else await asyncio.to_thread(complete, work)
         loop = asyncio.get_running_loop()
         with self._intake.decoding.hold(self.client.client):
-            while not (done := await loop.run_in_executor(self._intake.threads, _slice, work)):
+            while not (done := await loop.run_in_executor(self._intake.threads, slice_of, work)):
                 if time.monotonic() >= self._deadline:
                     raise Problem("deadline_exceeded", "the deadline passed before the body was decoded")
                 if await self._has_gone():
@@ -293,17 +292,6 @@ def json(body: Mapping[str, Any], status: int = 200) -> Response:
 def kind_of(images: NDArray[Any]) -> bytes:
     """What tells images from others of the same bytes."""
     return f"{images.shape} {images.dtype}".encode()
-
-
-def _slice(work: Generator[None, None, T]) -> tuple[T] | None:
-    """Go on with the work for a while; its result, if it was finished."""
-    end = time.perf_counter() + _SLICE_S
-    try:
-        while time.perf_counter() < end:
-            next(work)
-    except StopIteration as done:
-        return (done.value,)
-    return None
 
 
 def _inflate(data: bytes, window: int, limit: int) -> bytes:

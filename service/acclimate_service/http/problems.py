@@ -43,6 +43,7 @@ STATUS: dict[str, int] = {
     "malformed_request": 400,
     "origin_not_allowed": 403,
     "import_off": 403,
+    "adapter_not_allowed": 403,
     "not_found": 404,
     "client_unknown": 404,
     "method_not_allowed": 405,
@@ -74,6 +75,7 @@ STATUS: dict[str, int] = {
     "key_reused": 422,
     "invalid_configuration": 422,
     "unavailable_adapter": 422,
+    "step_too_costly": 422,
     "enrolment_unsupported": 422,
     "invalid_labels": 422,
     "invalid_state": 422,
@@ -148,6 +150,8 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 """What the OpenAPI document says of every route's errors."""
 
+_OURS: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INSUFFICIENT_STORAGE)
+"""Failures of the service, which its log tells of; that a caller's deadline passed is none."""
 _HANDLED: Final = (
     Problem,
     PayloadError,
@@ -177,7 +181,7 @@ async def answer(request: Request, error: Exception) -> Response:
     named = identity if caller is None else f"{identity} (of its caller {caller})"
     if problem.code in ("internal", "step_failed"):
         _log.error("request %s failed", named, exc_info=error)
-    elif isinstance(error, StateError) and STATUS[problem.code] >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    elif isinstance(error, StateError) and STATUS[problem.code] in _OURS:
         _log.warning("request %s: %s", named, error)
     return reply(problem, identity)
 
@@ -230,6 +234,8 @@ def _of_state(error: StateError) -> Problem:
             return Problem(code, f"{error}; only a reset or a DELETE of the client helps", error.committed)
         case StepFailed(__cause__=InputError() as cause):
             return Problem("invalid_request", str(cause), error.committed)
+        case StepFailed(__cause__=Problem() as cause):
+            return Problem(cause.code, f"the step was given up half way: {cause}", error.committed, cause.headers)
         case StepFailed(__cause__=UnusableState() as cause):
             return Problem("state_corrupt", f"{cause}; only a reset or a DELETE of the client helps", error.committed)
         case StepFailed():

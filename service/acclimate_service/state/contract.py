@@ -37,8 +37,8 @@ class Machine(Protocol[S]):
         Args:
             state: before the batch.
             batch: what to compute.
-            start: to be awaited when the turn of this batch has come, just before it is computed. What it raises ends
-                the step; an error before it is taken as "not begun".
+            start: to be awaited when the turn of this batch has come, just before it is computed, and again whenever it
+                is interrupted. What it raises ends the step; an error before it is taken as "not begun".
         """
         ...
 

@@ -139,8 +139,9 @@ class Writer(Generic[S]):
         async def start() -> None:
             nonlocal begun
             await request.admit()
-            begun = self._context.clock()
-            appending.append(self._tasks.start(self._append(opened, attempt, batch), awaited=True))
+            if not appending:
+                begun = self._context.clock()
+                appending.append(self._tasks.start(self._append(opened, attempt, batch), awaited=True))
 
         try:
             state, answer = await self._context.machine.step(opened.state, batch, start)

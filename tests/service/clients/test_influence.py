@@ -23,7 +23,8 @@ def test_a_large_batch_counts_for_as_many_mean_batches_as_the_operator_allows(ma
 
 def test_what_computes_is_named_by_its_bound(make_replica):
     """A journal that was written under another bound is not computed again as if nothing had changed."""
-    bounded, free = (make_replica(influence=each).service.engine._machine.engine for each in (1.5, 0.0))
+    made = [make_replica(influence=each, strict_replay=True) for each in (1.5, 0.0)]  # in one memory layout
+    bounded, free = (replica.service.engine._machine.engine for replica in made)
     assert bounded == f"{free}, influence 1.5"
 
 

@@ -104,7 +104,7 @@ def test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not(make_r
     def weigh(state):
         return 0 if any(state is moved for moved in hosted) else state.state.nbytes
 
-    here, other = make_replica(), make_replica()
+    here, other = (make_replica(strict_replay=True) for _ in range(2))  # in one memory layout
     sessions = here.service.sessions
     sessions._device_cache = cache = DeviceCache(MB // 2, weigh, move)  # room for one state
     with here.sdk() as sdk, other.sdk() as plain:

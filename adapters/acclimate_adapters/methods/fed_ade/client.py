@@ -1,5 +1,7 @@
 """Fed-ADE: a learning rate set by the estimated distribution shift (Park et al., 2026)."""
 
+import math
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -7,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.adapter import Signal, Step, require, require_state
+from acclimate_adapters.adapter import Signal, Step, complete, require, require_state
+from acclimate_adapters.cost import Cost, forward_pass, gradient_pass, head_step
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import at_least_float32, entropy, keyed_generator
 from acclimate_adapters.hyperparameters import check, choice, integer, real
@@ -128,13 +131,25 @@ class FedAde:
             forms["labels"] = Form((model.classes,), (torch.float64,))
         return forms
 
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, and the passes over the anchors, of this step or of the round that follows, as `Costly.cost`."""
+        anchors = len(anchors_of(model).labels)
+        size, steps = min(self.batch_size, anchors), math.ceil(anchors / self.batch_size)
+        epoch = (gradient_pass if self.layers == "all" else head_step)(size).times(steps)
+        personal = head_step(size).times(steps)
+        return forward_pass(rows).and_also(epoch.times(self.epochs), personal.times(self.personal_epochs))
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return complete(self.slices(model, state, x))
+
+    def slices(self, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
+        """The step with a pause after each pass over the anchors, as `Sliced.slices`."""
         head, shared = self.client_layers(model, state)
         x = model.batch(x)
         if self.layers == "all":
             return self._measure_and_answer(model, state, model.adapted(x, {**shared, **head}))
-        return self._adapt_head(model, state, head, model.frozen(x))
+        return (yield from self._adapt_head(model, state, head, model.frozen(x)))
 
     def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
         """As it is: `eta_max` bounds how far a batch moves the head, and the summaries are those of one batch."""
@@ -153,13 +168,18 @@ class FedAde:
             {name: state.tensors[SHARED + name].to(model.device) for name in shared},
         )
 
-    def _adapt_head(self, model: FrozenModel, state: State, head: dict[str, Tensor], frozen: Pass) -> Step:
+    def _adapt_head(
+        self, model: FrozenModel, state: State, head: dict[str, Tensor], frozen: Pass
+    ) -> Generator[None, None, Step]:
         before = require_finite(F.linear(frozen.features, *head.values()))
         t = self._measure(model, state, before, frozen.features)
         anchors = anchors_of(model)
         importance = anchor_importance(t.estimate.labels, anchors.labels)
-        passes, order = self.epochs + self.personal_epochs, keyed_generator(self.seed, state.step)
-        head = fit_head(head, anchors, importance, t.eta, minibatches(len(importance), self.batch_size, passes, order))
+        order = keyed_generator(self.seed, state.step)
+        for _ in range(self.epochs + self.personal_epochs):
+            rows = minibatches(len(importance), self.batch_size, 1, order)
+            head = fit_head(head, anchors, importance, t.eta, rows)
+            yield
         logits = require_finite(F.linear(frozen.features, *head.values()))
         new = {"q": t.drift.q, "z": t.drift.z, **{PERSONAL + name: tensor for name, tensor in head.items()}}
         return Step(logits, state.next(new), t.signals(logits), frozen.logits, frozen.features)

@@ -1,5 +1,6 @@
 """How a client of FedTHE enrols: its personal head and local descriptor, from labelled examples that may be kept."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from acclimate_adapters.cost import Cost, forward_pass, head_step
 from acclimate_adapters.errors import InputError, MissingSource
 from acclimate_adapters.functional import at_least_float32, class_labels
 from acclimate_adapters.methods.ring import Ring
@@ -121,6 +123,12 @@ def train_head(features: Tensor, targets: Tensor, seed: int) -> Tensor:
             gradient = residual.T @ features[rows] / len(rows)
             weight = weight - HEAD_LR * (gradient + HEAD_WEIGHT_DECAY * weight)
     return weight
+
+
+def enrolment_cost(rows: int) -> Cost:
+    """What it takes to train a head on so many examples."""
+    steps = math.ceil(rows / HEAD_BATCH)
+    return forward_pass(rows).and_also(head_step(HEAD_BATCH).times(HEAD_EPOCHS * steps))
 
 
 def global_descriptor(model: FrozenModel) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, one_hot
 
 from acclimate_adapters.adapter import Signal, Step, require_state
+from acclimate_adapters.cost import Cost, forward_pass, posterior_sweep
 from acclimate_adapters.functional import Numbers, at_least_float32, class_labels, entropy, numbers
 from acclimate_adapters.hyperparameters import check, choice, integer, real
 from acclimate_adapters.labels import Labelled
@@ -17,6 +18,7 @@ from acclimate_adapters.methods.fedthe.enrolment import (
     enrol,
     enrolled,
     enrolled_forms,
+    enrolment_cost,
     global_descriptor,
     train_head,
 )
@@ -122,6 +124,14 @@ class FedThe:
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """Head, descriptor and history, if the client has enrolled, and its examples, as `Adapter.form`."""
         return enrolled_forms(model, state, self.examples)
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Forward, and the steps that weight the two heads, as `Costly.cost`."""
+        return forward_pass(rows).and_also(posterior_sweep(rows).times(self.steps))
+
+    def lesson_cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of a head that is trained again on all examples that are remembered, as `CostlyToTeach.lesson_cost`."""
+        return enrolment_cost(max(rows, self.examples))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

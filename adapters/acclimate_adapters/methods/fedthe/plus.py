@@ -1,16 +1,17 @@
 """FedTHE+: the ensemble of FedTHE, then fine-tuning of the whole network on each sample (Jiang and Lin, ICLR 2023)."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.adapter import Step, complete, require_state
+from acclimate_adapters.cost import Cost, forward_pass, gradient_pass, posterior_sweep
 from acclimate_adapters.functional import at_least_float32, keyed_generator
 from acclimate_adapters.hyperparameters import check, integer, real
-from acclimate_adapters.methods.fedthe.enrolment import enrol, enrolled_forms
+from acclimate_adapters.methods.fedthe.enrolment import enrol, enrolled_forms, enrolment_cost
 from acclimate_adapters.methods.fedthe.ensemble import Settings, answer_unenrolled, mix_heads, mixture_signals
 from acclimate_adapters.methods.memo import marginal_entropy
 from acclimate_adapters.methods.views import views
@@ -70,8 +71,21 @@ class FedThePlus:
         """Head, descriptor and history, if the client has enrolled, as `Adapter.form`."""
         return enrolled_forms(model, state)
 
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of a client that has enrolled: steps on views of each sample and a pass of its own, as `Costly.cost`."""
+        each = gradient_pass(self.views).times(self.tuning_steps).and_also(forward_pass(1))
+        return forward_pass(rows).and_also(posterior_sweep(rows).times(self.steps), each.times(rows))
+
+    def lesson_cost(self, model: FrozenModel, rows: int) -> Cost:
+        """Of an enrolment, as `CostlyToTeach.lesson_cost`."""
+        return enrolment_cost(rows)
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
+        return complete(self.slices(model, state, x))
+
+    def slices(self, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
+        """The step with a pause after each gradient, as `Sliced.slices`."""
         require_state(self, model, state)
         x = model.batch(x)
         frozen = model.frozen(x)
@@ -79,22 +93,27 @@ class FedThePlus:
             return answer_unenrolled(frozen, state)
         mixture, new = mix_heads(model, state, frozen, Settings(self.alpha, self.beta, self.steps, self.lr))
         first = int(state.tensors["samples"])
-        answers = [
+        answers = []
+        for row, (image, e) in enumerate(zip(x, mixture.weight.tolist(), strict=True)):
             # numbered over the whole stream: a sample gets the same views however the stream is cut into batches
-            self._answer(model, image, new["personal_head"], e, keyed_generator(self.seed, first + row))
-            for row, (image, e) in enumerate(zip(x, mixture.weight.tolist(), strict=True))
-        ]
+            generator = keyed_generator(self.seed, first + row)
+            answers.append((yield from self._answer(model, image, new["personal_head"], e, generator)))
         logits = require_finite(torch.cat([answer.logits for answer in answers]))
         features = torch.cat([answer.features for answer in answers])
         return Step(logits, state.next(new), mixture_signals(logits, mixture), frozen.logits, features)
 
-    def _answer(self, model: FrozenModel, image: Tensor, head: Tensor, e: float, generator: torch.Generator) -> Pass:
+    def _answer(
+        self, model: FrozenModel, image: Tensor, head: Tensor, e: float, generator: torch.Generator
+    ) -> Generator[None, None, Pass]:
         """Features [1, d] and mixed logits [1, K] of one image [C, H, W] after fine-tuning on it."""
         weights = {name: model.tensor(name) for name in model.parameters}
         with torch.inference_mode(False):
             image, head = image.clone(), head.clone()  # autograd refuses tensors made in inference mode
-            for _ in range(self.tuning_steps):
+        for _ in range(self.tuning_steps):
+            with torch.inference_mode(False):
                 weights, head = tune(model, views(image, self.views, generator), weights, head, e, self.tuning_lr)
+            yield
+        with torch.inference_mode(False):
             return mix_pass(model.adapted(image.unsqueeze(0), weights), head, e)
 
 

@@ -4,8 +4,8 @@ Decoding is a generator of steps, so that bodies of many pictures can take turns
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar
 
+from acclimate_adapters.adapter import complete
 from acclimate_store import InputSpec
 
 from .arrays import Batch, decode_npy, decode_raw
@@ -23,7 +23,6 @@ __all__ = [
     "PayloadCode",
     "PayloadError",
     "PayloadLimits",
-    "complete",
     "decode",
     "decode_labelled",
     "decoding",
@@ -33,7 +32,6 @@ __all__ = [
     "media_type",
     "unsupported",
 ]
-T = TypeVar("T")
 
 
 def decoding(
@@ -132,13 +130,3 @@ def decode_labelled(
 ) -> tuple[Batch, Labels]:
     """Decode a request body of images and their labels at once; see `decoding_labelled`."""
     return complete(decoding_labelled(body, content_type, headers, spec, limits, classes))
-
-
-def complete(steps: Generator[None, None, T]) -> T:
-    """What steps of decoding come to, all at once."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as done:
-        result: T = done.value
-        return result

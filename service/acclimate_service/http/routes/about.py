@@ -14,7 +14,7 @@ from acclimate_store import Bundle
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs."""
     service = intake.service
-    offered = available_adapters(service.bundle.model)
+    offered = available_adapters(service.bundle.model, service.settings.adapters)
     model_list = json({"models": [_describe_model(service.bundle, offered)]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
