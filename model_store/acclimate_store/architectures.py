@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 from torch import Tensor, nn
-from torchvision import models
 
 from acclimate_store.errors import ArchitectureError
 from acclimate_store.shallow_cnn import ShallowCNN
@@ -97,6 +96,8 @@ def _own(name: str) -> Callable[..., nn.Module]:
 
 
 def _torchvision(name: str) -> Callable[..., nn.Module]:
+    from torchvision import models
+
     # Restricted to this module, the list holds neither detection, segmentation, video nor quantised models.
     if name not in models.list_models(module=models):
         raise ArchitectureError(f"torchvision:{name} is not a classification model of torchvision.models")

@@ -16,8 +16,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageOps
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
 
 from acclimate_store.manifest import Resize
 
@@ -40,6 +38,10 @@ def upright(image: Image.Image) -> Image.Image:
 
 def resized(image: Image.Image, resize: Resize) -> NDArray[np.uint8]:
     """Pixels uint8 [H, W, C] of an image that is resized, and cropped, by the rule."""
+    # Here, since torchvision takes as long to import as torch itself: who never resizes need not wait for it.
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2 import functional as transforms
+
     # Pillow always filters when it shrinks; only the tensor kernels can do without.
     source = image if resize.antialias else transforms.pil_to_tensor(image)
     mode = InterpolationMode(resize.interpolation)

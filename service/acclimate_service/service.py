@@ -341,6 +341,8 @@ def _load_bundle(settings: Settings) -> Bundle:
     """
     catalogue = Catalogue(settings.model_store, settings.allowed_imports)
     bundle = catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
+    if bundle.manifest.input.resize is not None:
+        import torchvision.transforms.v2  # noqa: F401 - it takes seconds: now, not while the first client waits
     if settings.strict_replay:
         return bundle
     model, layout = fastest(bundle.model, bundle.manifest.input.shape)
