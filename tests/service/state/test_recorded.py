@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from acclimate_adapters import State
 from acclimate_client import LabelledRow
@@ -29,15 +28,11 @@ def groups():
 
 @pytest.fixture(scope="module", params=groups())
 def recorded(request, run_service, tmp_path_factory):
-    """A service of today on the keys of a group, the group, and whether the same engine computes the same bits."""
+    """A service of today on the keys of a group, and the group."""
     path, name = request.param
     document = json.loads(path.read_text())
     group = document["groups"][name]
     settings = {key.lower(): value for key, value in group["settings"].items()}
-    same_engine = (
-        document["engine"]["torch"] == torch.__version__
-        and document["engine"]["cpu"] == torch.backends.cpu.get_cpu_capability()
-    )
     with ExitStack() as stack:
         data_dir = tmp_path_factory.mktemp("recorded")
         replica = stack.enter_context(
@@ -46,11 +41,11 @@ def recorded(request, run_service, tmp_path_factory):
         for key, kept in group["keys"].items():
             replica.redis.restore(key, max(kept["pttl"], 1), base64.b64decode(kept["dump"]))
             assert replica.redis.type(key).decode() == kept["type"]
-        yield replica, group, same_engine
+        yield replica, group
 
 
 def test_every_client_is_as_it_was_and_is_answered_as_the_version_that_wrote_it_would_have(recorded):
-    replica, group, same_engine = recorded
+    replica, group = recorded
     streams = load_streams(ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz")
     with replica.sdk() as sdk:
         for name, client in group["clients"].items():
@@ -60,19 +55,24 @@ def test_every_client_is_as_it_was_and_is_answered_as_the_version_that_wrote_it_
             assert stored == client["stored"], name
             exported = sdk.export_state(name)
             assert len(exported) == client["exported"]["bytes"]
-            assert hashlib.sha256(exported).hexdigest() == client["exported"]["sha256"] or not same_engine
+            # What a journal holds is computed here, and its last bits are those of this processor.
+            if not stored["journal_entries"]:
+                assert hashlib.sha256(exported).hexdigest() == client["exported"]["sha256"], name
             further = client["further"]
             images = streams[further["stream"]].images[slice(*further["rows"])]
             prediction = sdk.predict(name, images, probabilities=True)
             assert prediction.state.version == further["version"] == stored["version"] + 1
             assert list(prediction.labels) == further["labels"]
-            assert np.allclose(
-                prediction.probabilities, further["probabilities"], rtol=0, atol=1e-6 if same_engine else 1e-4
-            ), name
+            print(
+                name,
+                stored["journal_entries"],
+                np.abs(np.array(prediction.probabilities) - further["probabilities"]).max(),
+            )
+            assert np.allclose(prediction.probabilities, further["probabilities"], rtol=0, atol=1e-5), name
 
 
 def test_labels_that_were_told_count_once_and_speak_for_their_client_as_before(recorded):
-    replica, group, _ = recorded
+    replica, group = recorded
     with replica.sdk() as sdk:
         for name, client in group["clients"].items():
             if client["guard"]["labelled"]:
@@ -83,7 +83,7 @@ def test_labels_that_were_told_count_once_and_speak_for_their_client_as_before(r
 
 
 def test_exports_of_the_version_that_wrote_them_are_taken_and_written_again_byte_by_byte(recorded):
-    replica, group, _ = recorded
+    replica, group = recorded
     with replica.sdk() as sdk:
         for name, client in group["clients"].items():
             if client["exported"]["whole"] is None:
