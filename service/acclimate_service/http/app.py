@@ -41,5 +41,5 @@ def create_app(service: Service) -> FastAPI:
         )
     hosts = hosts_of(settings.allowed_hosts, settings.host)
     app.add_middleware(SiteMiddleware, hosts=hosts, origins=settings.cors_origins)
-    app.add_middleware(RequestMiddleware, metrics=service.metrics, draining=lambda: service.draining)
+    app.add_middleware(RequestMiddleware, replica=service)
     return app

@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import orjson
 from fastapi import Request
 from numpy.typing import NDArray
@@ -22,10 +23,9 @@ from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.clients.requests import ClientRequest, Reply
 from acclimate_service.compute.process import available_cores, slice_of, take_threads
 from acclimate_service.errors import Problem
-from acclimate_service.http.identity import client_scope, idempotency_key
 from acclimate_service.http.payload import PayloadLimits, media_type
 from acclimate_service.service import Service
-from acclimate_service.state import fingerprint, random_rid
+from acclimate_service.state import ClientScope, fingerprint, random_rid
 
 T = TypeVar("T")
 MAX_DECODING: Final = 64
@@ -52,6 +52,7 @@ _ONCE: Final = (
 """Headers that decide what a request means: one that is there twice means two things."""
 _SKIPPED: Final = re.compile(rb'"skipped":(?!0\.0[,}])')
 """The signal of that name in an answer, unless it is 0."""
+_KEY: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
 _TIMEOUT_MS: Final = re.compile(r"[0-9]{1,6}")
 _LONGEST_TIMEOUT_MS: Final = 600_000
 
@@ -83,6 +84,10 @@ class RequestContext:
         keyed: whether an idempotency key matters, as it does to requests that change the client.
         query: names of the parameters that it may have; None where others do no harm, since nothing is changed.
 
+    Attributes:
+        headers: by their names in lower case.
+        client: whom it is for.
+
     Raises:
         Problem: the id, the key, the deadline, a header or a parameter is refused. The body is not read before.
     """
@@ -99,13 +104,17 @@ class RequestContext:
         self._intake = intake
         self._service = intake.service
         self._http = http
-        _check_headers(http)
+        self.headers = dict(http.headers.items())
+        if len(self.headers) < len(http.headers.raw):
+            _check_once(http)
         if query is not None and http.scope["query_string"]:
             _check_query(http, query)
-        self.content_type = http.headers.get("content-type", "")
-        self._deadline = _deadline(http, self._service.settings.request_timeout_ms)
+        self.content_type = self.headers.get("content-type", "")
+        self._deadline = _deadline(self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms)
         self.client = client_scope(client_id, self._service.settings.tenant)
-        self._key = idempotency_key(http.headers.get("idempotency-key")) if keyed else None
+        self._key = self.headers.get("idempotency-key") if keyed else None
+        if self._key is not None and not _KEY.fullmatch(self._key):
+            raise Problem("invalid_request", "an Idempotency-Key is 1 to 255 printable ASCII characters")
         self._held = ExitStack()
 
     @contextmanager
@@ -137,12 +146,12 @@ class RequestContext:
             Problem: `body_too_large`, `deadline_exceeded`, `too_many_requests`, `unsupported_media_type`, or
                 `malformed_body` where it is not as it says it is encoded.
         """
-        encoding = self._http.headers.get("content-encoding", "identity").strip(" \t").lower()
+        encoding = self.headers.get("content-encoding", "identity").strip(" \t").lower()
         if encoding != "identity" and encoding not in _ENCODINGS:
             accepted = ", ".join(("identity", *_ENCODINGS))
             detail = f"Content-Encoding {encoding[:40]!r} is not accepted; send {accepted}"
             raise Problem("unsupported_media_type", detail)
-        declared = self._http.headers.get("content-length", "")
+        declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
             raise _too_large(limit)
         pieces, size, held = list[bytes](), 0, 0
@@ -289,9 +298,23 @@ def json(body: Mapping[str, Any], status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
-def kind_of(images: NDArray[Any]) -> bytes:
+@lru_cache(maxsize=256)
+def kind_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """What tells images from others of the same bytes."""
-    return f"{images.shape} {images.dtype}".encode()
+    return f"{shape} {dtype}".encode()
+
+
+@lru_cache(maxsize=4096)
+def client_scope(text: str, tenant: str) -> ClientScope:
+    """The client of a tenant by its id, if that is valid; no other may reach a Redis key.
+
+    Raises:
+        Problem: `invalid_client_id`.
+    """
+    try:
+        return ClientScope(text, tenant)
+    except ValueError as error:
+        raise Problem("invalid_client_id", str(error)) from error
 
 
 def _inflate(data: bytes, window: int, limit: int) -> bytes:
@@ -312,7 +335,7 @@ def _inflate(data: bytes, window: int, limit: int) -> bytes:
     return inflated
 
 
-def _check_headers(http: Request) -> None:
+def _check_once(http: Request) -> None:
     for name in _ONCE:
         if len(http.headers.getlist(name)) > 1:
             raise Problem("invalid_request", f"the header {name.title()} is there more than once")
@@ -328,9 +351,8 @@ def _check_query(http: Request, accepted: tuple[str, ...]) -> None:
             raise Problem("invalid_request", f"the parameter {name!r} is there more than once")
 
 
-def _deadline(http: Request, longest: int) -> float:
+def _deadline(text: str | None, longest: int) -> float:
     """When the caller stops to wait (monotonic seconds), at most `longest` milliseconds from now."""
-    text = http.headers.get("x-request-timeout-ms")
     if text is not None and not (_TIMEOUT_MS.fullmatch(text) and 1 <= int(text) <= _LONGEST_TIMEOUT_MS):
         detail = f"X-Request-Timeout-Ms is a whole number of milliseconds from 1 to {_LONGEST_TIMEOUT_MS}"
         raise Problem("invalid_request", detail)

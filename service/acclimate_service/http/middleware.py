@@ -1,9 +1,12 @@
 """What happens to every request: an id, its time and outcome counted, an answer even when it fails; pages kept out."""
 
 import ipaddress
+import re
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,8 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
-from acclimate_service.http.identity import caller_request_id, new_request_id
 from acclimate_service.metrics import Metrics
+
+_SOUND_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Replica(Protocol):
+    """What is asked of the service; while it is `draining`, every reply ends its connection."""
+
+    metrics: Metrics
+    draining: bool
 
 
 class RequestMiddleware:
@@ -22,18 +33,18 @@ class RequestMiddleware:
     HEAD is answered as GET is; the server leaves out the body.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, draining: Callable[[], bool]) -> None:
-        """While `draining`, every reply ends its connection, so that balancers do not send into one that is closed."""
+    def __init__(self, app: ASGIApp, replica: Replica) -> None:
         self._app = app
-        self._metrics = metrics
-        self._draining = draining
+        self._replica = replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        identity = new_request_id()
-        caller = caller_request_id(Headers(scope=scope).get("x-request-id"))
+        identity = uuid.uuid4().hex  # labels name rows by it, so no other request may have it
+        caller = Headers(scope=scope).get("x-request-id")  # for logs: many requests may have the same
+        if caller is not None and not _SOUND_ID.fullmatch(caller):
+            caller = None
         scope.setdefault("state", {}).update(request_id=identity, caller_request_id=caller)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
@@ -49,7 +60,7 @@ class RequestMiddleware:
                 headers["X-Request-Id"] = identity
                 if caller is not None:
                     headers["X-Caller-Request-Id"] = caller
-                if self._draining():
+                if self._replica.draining:  # so that balancers do not send into a connection that is closed
                     headers["Connection"] = "close"
             await send(message)
 
@@ -62,8 +73,8 @@ class RequestMiddleware:
             await reply(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
-            self._metrics.requests.labels(route, str(status or 500)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
+            self._replica.metrics.requests.labels(route, str(status or 500)).inc()
+            self._replica.metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
 
 
 class SiteMiddleware:

@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -21,7 +21,7 @@ from acclimate_service.errors import Problem
 from acclimate_service.http.problems import reply
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Target, names and values of a request's head, four bytes more for each header, and its trailers."""
+"""Target, names and values of a request's head, and four bytes more for each header; its trailers may have as many."""
 MAX_HEADERS: Final = 128
 HEAD_S: Final = 10.0
 """Seconds that a head may take to come, and what is left of a body once its reply was sent."""
@@ -61,14 +61,14 @@ class Http1(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve a connection, if there is room for it."""
-        super().connection_made(JoiningTransport(transport))
+        super().connection_made(cast(asyncio.Transport, JoiningTransport(transport)))
         self._in_head = False
         self._open = False  # a message has begun and not ended
         self._offered = False  # the head offers an upgrade, which the parser stops at
         self._resuming = False  # a parser that knows of no offer reads the framing of the same message again
         self._served = False
         self._half_closed = False
-        self._head_bytes = self._body_bytes = self._overhead = 0
+        self._body_bytes = self._overhead = 0
         self._parting: Problem | None = None
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._too_slow)
         if len(self.connections) > most_connections():
@@ -114,23 +114,31 @@ class Http1(HttpToolsProtocol):
         went_on, body = self._open, self._body_bytes
         try:
             self.parser.feed_data(data)
+            if self._open and (self._in_head or self.headers):  # neither a head nor trailers are kept without end
+                self._check_head()
+            if went_on and self._open:
+                # what is neither body nor reported: the rest of a head, of a chunk's or a trailer's line
+                self._overhead += len(data) - (self._body_bytes - body)
+                if self._overhead > MAX_HEAD_BYTES + _OVERHEAD * self._body_bytes:
+                    raise _too_large()
         except httptools.HttpParserUpgrade as offer:
             self._read_as_framed()
             if self._parting is None:
                 self._feed(data[offer.args[0] :])
-            return
+        except Problem as problem:
+            self._refuse(problem)
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(
                 cause if isinstance(cause, Problem) else Problem("malformed_request", f"this is no HTTP: {error}")
             )
-            return
-        if (
-            went_on and self._open
-        ):  # what is neither body nor reported: the rest of a head, of a chunk's or a trailer's line
-            self._overhead += len(data) - (self._body_bytes - body)
-            if self._overhead > MAX_HEAD_BYTES + _OVERHEAD * self._body_bytes:
-                self._refuse(_too_large())
+
+    def _check_head(self) -> None:
+        """Refuse a head that is too large, as far as it is here, or trailers."""
+        if len(self.headers) > MAX_HEADERS:
+            raise Problem("head_too_large", f"a request may have {MAX_HEADERS} headers")
+        if len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers]) > MAX_HEAD_BYTES:
+            raise _too_large()
 
     def _read_as_framed(self) -> None:
         """Let a parser that knows of no offer read the body of the message whose head is complete.
@@ -141,7 +149,8 @@ class Http1(HttpToolsProtocol):
         if self.scope["method"] == "CONNECT":
             self._open = False  # it has no body
             return self._refuse(Problem("malformed_request", "this is no proxy: CONNECT is not accepted"))
-        framing = [(name, value) for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
+        head = self.scope["headers"]
+        framing = [(name, value) for name, value in head if name in (b"content-length", b"transfer-encoding")]
         if not self.cycle.keep_alive:
             framing.append((b"connection", b"close"))
         self.parser = httptools.HttpRequestParser(self)
@@ -156,29 +165,13 @@ class Http1(HttpToolsProtocol):
         if not self._resuming:
             super().on_message_begin()
             self._open = self._in_head = True
-            self._head_bytes = self._body_bytes = self._overhead = 0
-
-    def on_url(self, url: bytes) -> None:
-        """A part of the target."""
-        if not self._resuming:
-            self._head_bytes += len(url)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                raise _too_large()
-            super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which nobody looks at."""
-        if not self._resuming:
-            self._head_bytes += len(name) + len(value) + 4
-            if self._head_bytes > MAX_HEAD_BYTES:
-                raise _too_large()
-            if self._in_head:
-                if len(self.headers) == MAX_HEADERS:
-                    raise Problem("head_too_large", f"a request may have {MAX_HEADERS} headers")
-                super().on_header(name, value)
+            self._body_bytes = self._overhead = 0
 
     def on_headers_complete(self) -> None:
         """The head is here."""
+        if not self._resuming:
+            self._check_head()
+        self.headers = []  # what comes now are trailers, which nobody looks at: the scope has those of the head
         if self._resuming:
             self._resuming = False
             return
@@ -289,20 +282,25 @@ class Http1(HttpToolsProtocol):
 
 def _too_large() -> Problem:
     return Problem(
-        "head_too_large", f"target, headers and trailers of a request may have {MAX_HEAD_BYTES} bytes together"
+        "head_too_large",
+        f"target and headers of a request may have {MAX_HEAD_BYTES} bytes together, as may its trailers",
     )
 
 
-class JoiningTransport(asyncio.Transport):
+class JoiningTransport:
     """Holds what is written until the next piece comes, but no longer than to the event loop's next round.
 
     uvicorn writes head and body one after the other. Two pieces are two system calls, and wake the caller twice. Who
-    does not read what was written is cut off.
+    does not read what was written is cut off. All that does not write is the transport's own.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__()
         self._transport = transport
+        self.is_closing = transport.is_closing
+        self.get_extra_info = transport.get_extra_info
+        self.set_protocol = transport.set_protocol
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
         self._loop = asyncio.get_running_loop()
         self._held = b""
         self._written = 0
@@ -335,26 +333,6 @@ class JoiningTransport(asyncio.Transport):
         """Close at once; what was not sent is dropped."""
         self._held = b""
         self._transport.abort()
-
-    def is_closing(self) -> bool:
-        """Whether the connection is closed or about to be."""
-        return self._transport.is_closing()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Facts about the connection."""
-        return self._transport.get_extra_info(name, default)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand the connection to another protocol."""
-        self._transport.set_protocol(protocol)
-
-    def pause_reading(self) -> None:
-        """Let the peer wait."""
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read on."""
-        self._transport.resume_reading()
 
     def _flush(self) -> None:
         if self._held:

@@ -1,6 +1,7 @@
 """The middleware around applications of its own, driven by plain ASGI calls."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -21,7 +22,7 @@ async def call(app, metrics, headers=(), path="/x"):
         sent.append(message)
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": list(headers), "query_string": b""}
-    await RequestMiddleware(app, metrics, lambda: False)(scope, receive, send)
+    await RequestMiddleware(app, SimpleNamespace(metrics=metrics, draining=False))(scope, receive, send)
     start, *bodies = sent
     return start["status"], dict(start["headers"]), b"".join(body["body"] for body in bodies)
 
@@ -94,5 +95,5 @@ async def test_other_protocols_pass_untouched(metrics):
     async def app(scope, receive, send):
         seen.append(scope)
 
-    await RequestMiddleware(app, metrics, lambda: False)({"type": "lifespan"}, None, None)
+    await RequestMiddleware(app, SimpleNamespace(metrics=metrics, draining=False))({"type": "lifespan"}, None, None)
     assert seen == [{"type": "lifespan"}]

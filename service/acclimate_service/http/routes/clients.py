@@ -10,8 +10,7 @@ from acclimate_adapters import ConfigurationError
 from acclimate_service.clients.requests import Precondition, etag
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, json
-from acclimate_service.http.identity import client_scope
+from acclimate_service.http.context import Intake, RequestContext, client_scope, json
 from acclimate_service.http.payload import load_json, media_type, unsupported
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
@@ -89,7 +88,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             raise Problem("import_off", "ACCLIMATE_IMPORT is off: states are taken out here, none is put in")
         if context.content_type and media_type(context.content_type) != _STATE_TYPE:
             raise unsupported(context.content_type, (_STATE_TYPE,))
-        precondition = Precondition.parse(request.headers.get("if-match"))
+        precondition = Precondition.parse(context.headers.get("if-match"))
         with context.admitted():
             data = await context.body(service.settings.max_state_bytes)
             wanted = await context.request(b"import", data)

@@ -67,11 +67,12 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
                 work = decoding_labelled_document(document, manifest.input, intake.limits, manifest.classes)
             else:
                 work = decoding_labelled(
-                    body, context.content_type, request.headers, manifest.input, intake.limits, manifest.classes
+                    body, context.content_type, context.headers, manifest.input, intake.limits, manifest.classes
                 )
             images, classes = await context.decoded(work, len(body))
             context.hold_images(images)
-            wanted = await context.request(b"examples", kind_of(images), images.data.cast("B"), classes.tobytes())
+            kind = kind_of(images.shape, images.dtype)
+            wanted = await context.request(b"examples", kind, images.data.cast("B"), classes.tobytes())
             return context.reply(await service.tell(wanted, Examples(images, classes)))
 
     async def evidence(model: str) -> Response:

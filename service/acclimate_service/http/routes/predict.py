@@ -24,13 +24,13 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     async def predict(request: Request, client_id: str, adapt: bool = True, probabilities: bool = False) -> Response:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
         context = RequestContext(intake, request, client_id, keyed=adapt, query=("adapt", "probabilities"))
-        number = _number(request.headers.get("x-batch-number"), adapt)
+        number = _number(context.headers.get("x-batch-number"), adapt)
         with context.admitted():
             body = await context.body(limit)
-            work = decoding(body, context.content_type, request.headers, manifest.input, intake.limits)
+            work = decoding(body, context.content_type, context.headers, manifest.input, intake.limits)
             images = await context.decoded(work, len(body))
             context.hold_images(images)
-            what = kind_of(images) + f" {probabilities}".encode()
+            what = kind_of(images.shape, images.dtype) + f" {probabilities}".encode()
             wanted = await context.request(b"predict", what, images.data.cast("B"), number=number)
             return context.reply(await service.predict(Batch(wanted, images, adapt, probabilities)))
 
@@ -40,11 +40,12 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
         with context.admitted():
             body = await context.body(limit)
             work = decoding_labelled(
-                body, context.content_type, request.headers, manifest.input, intake.limits, manifest.classes
+                body, context.content_type, context.headers, manifest.input, intake.limits, manifest.classes
             )
             images, labels = await context.decoded(work, len(body))
             context.hold_images(images)
-            wanted = await context.request(b"enroll", kind_of(images), images.data.cast("B"), labels.tobytes())
+            kind = kind_of(images.shape, images.dtype)
+            wanted = await context.request(b"enroll", kind, images.data.cast("B"), labels.tobytes())
             return context.reply(await service.clients.enroll(wanted, Examples(images, labels)))
 
     router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
