@@ -24,7 +24,8 @@ class Chunks:
     async def upload(
         self, client: ClientScope, model: str, life: str, blob: bytes, gap_ms: int = 0
     ) -> Snapshot | Conflict | Gone:
-        """Write a blob under a new id. It expires within `upload_ttl_ms`, unless it becomes the live snapshot.
+        """Write a blob under a new id, which the client's registry names. It expires within `upload_ttl_ms`, unless it
+        becomes the live snapshot.
 
         Args:
             client: whose state.
@@ -40,7 +41,7 @@ class Chunks:
             if index and gap_ms:
                 await asyncio.sleep(gap_ms / 1000)
             chunk = blob[index * size : (index + 1) * size]  # one at a time: all at once would hold up the event loop
-            args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms)
+            args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms, model)
             refusal = chunk_refusal(await self._wire.run(CHUNK, keys, args))
             if refusal is not None:
                 return refusal

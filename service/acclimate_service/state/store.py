@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from acclimate_service.state.chunks import Chunks
@@ -35,6 +35,23 @@ from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import COMMIT, DELETE, DESCRIBE, LOAD, MEND, RESET
 from acclimate_service.state.redis.wire import Argument, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class _Registry:
+    """What there is of a client.
+
+    Args:
+        life: of the client, or of its tombstone; empty for one that nobody has seen.
+        alive: whether it has not been deleted.
+        scopes: id of the live snapshot of each model scope.
+        uploads: model scope of each snapshot that is being uploaded, or was not finished, by its id.
+    """
+
+    life: str
+    alive: bool
+    scopes: dict[str, str]
+    uploads: dict[str, str]
 
 
 class StateStore:
@@ -200,20 +217,19 @@ class StateStore:
         Returns:
             Conflict, without a head, only after `tries` attempts that all met a change of its snapshots.
         """
-        life, scopes = await self._registry(client)
-        doubt = Doubt()
+        registry, doubt = await self._registry(client), Doubt()
+        life = registry.life
         for _ in range(self._limits.tries):
-            if not life:
+            if registry.life != life or not (registry.alive or registry.uploads):
                 return Deleted(existed=False)
             with doubt:
-                reply = await self._delete(client, life, scopes)
+                reply = await self._delete(client, registry)
                 if reply.rows[0] == b"OK":
                     await self._wire.publish(DROP, f"{client.tenant}/{client.client}")
-                    return Deleted(reply.rows[1:] == [b"1"])
+                    return Deleted(registry.alive and reply.rows[1:] == [b"1"])
                 doubt.learn(reply.effect)
                 await self._pause()
-                present, scopes = await self._registry(client)
-            life = life if present == life else ""
+                registry = await self._registry(client)
         return Conflict(life, None, doubt.committed)
 
     async def mend(self, client: ClientScope, model: str) -> None:
@@ -266,12 +282,16 @@ class StateStore:
         )
         return reset_outcome(await self._wire.run(RESET, keys, args), attempt)
 
-    async def _registry(self, client: ClientScope) -> tuple[str, dict[str, str]]:
-        """Life of the client, empty if it has none, and the id of the live snapshot of each of its model scopes."""
+    async def _registry(self, client: ClientScope) -> _Registry:
         flat: list[bytes] = await self._wire.read("HGETALL", client.registry)
         fields = {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}
-        life = "" if "gone" in fields else fields.get("life", "")
-        return life, {name[2:]: sid for name, sid in fields.items() if name.startswith("m:")}
+        life = fields.get("life", "")
+        return _Registry(
+            life,
+            alive=bool(life) and "gone" not in fields,
+            scopes={name[2:]: sid for name, sid in fields.items() if name.startswith("m:")},
+            uploads={name[2:]: model.partition("|")[0] for name, model in fields.items() if name.startswith("u:")},
+        )
 
     async def _remove_all(self, client: ClientScope) -> None:
         """Unlink every key of a client but the markers, which refuse late repeats."""
@@ -284,12 +304,15 @@ class StateStore:
             if cursor == b"0":
                 return
 
-    async def _delete(self, client: ClientScope, life: str, scopes: dict[str, str]) -> Reply:
+    async def _delete(self, client: ClientScope, registry: _Registry) -> Reply:
         keys = [client.registry, client.answers, client.answer_times]
-        args: list[Argument] = [life, new_id(), self._limits.tombstone_ttl_ms]
-        for model, sid in scopes.items():
+        args: list[Argument] = [registry.life, new_id(), self._limits.tombstone_ttl_ms, len(registry.scopes)]
+        for model, sid in registry.scopes.items():
             keys += [client.head(model), client.journal(model), client.lease(model), client.snapshot(model, sid)]
             args += [model, sid]
+        for sid, model in registry.uploads.items():
+            keys.append(client.snapshot(model, sid))
+            args.append(sid)
         return await self._wire.run(DELETE, keys, args)
 
     async def _moved(self, client: ClientScope, head: Head) -> Moved:

@@ -36,7 +36,7 @@ QUICK = {
 DIRECTED = dict(
     zip(
         directed.SCENARIOS,
-        (mutations.VERSIONS, mutations.RULE_T, mutations.LIFE, mutations.S2, mutations.S2),
+        (mutations.VERSIONS, mutations.FLIP_TAG, mutations.RULE_T, mutations.LIFE, mutations.S2, mutations.S2),
         strict=True,
     )
 )

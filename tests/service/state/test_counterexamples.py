@@ -209,9 +209,9 @@ async def test_cx_20_a_delete_that_knows_another_snapshot_is_refused(make_driver
     before, client = await dump(), driver.client
     parts = (client.head(driver.model), client.journal(driver.model), client.lease(driver.model))
     keys = (client.registry, client.answers, client.answer_times, *parts, client.snapshot(driver.model, "0" * 16))
-    args = (committed.life, "1" * 16, 1000, driver.model, "0" * 16)
+    args = (committed.life, "1" * 16, 1000, 1, driver.model, "0" * 16)
     assert (await make_wire().run(DELETE, keys, args)).rows == [b"CONFLICT"]
-    assert (await make_wire().run(DELETE, keys[:3], args[:3])).rows == [b"CONFLICT"]
+    assert (await make_wire().run(DELETE, keys[:3], (*args[:3], 0))).rows == [b"CONFLICT"]
     assert await dump() == before
 
 

@@ -141,6 +141,55 @@ async def test_a_delete_takes_a_snapshot_whose_head_expired_before_it(make_drive
     assert not await admin.keys("*:s:*")
 
 
+async def test_a_delete_takes_uploads_that_nobody_will_finish(make_driver, admin: Redis):
+    """Whoever uploaded is another replica, perhaps dead; the client may be alive, deleted before, or not yet there."""
+    driver = make_driver(**LARGE)
+    client, model = driver.client, driver.model
+    for existed in (False, False, True):
+        basis = (await driver.committed()).basis if existed else (await driver.load()).basis
+        await driver.store.journal.upload(client, model, basis, "atp", b"1" * 500)
+        await driver.store.journal.upload(client, "f" * 16, basis, "atp", b"2" * 500)
+        assert len(await admin.keys("*:s:*")) == 2
+        assert await driver.store.delete(client) == Deleted(existed)
+        allowed = {client.registry, client.markers, client.marker_times}
+        assert {key.decode() for key in await admin.keys()} <= allowed
+        assert await admin.hkeys(client.registry) == [b"life", b"from", b"gone"]
+
+
+async def test_a_delete_meeting_a_new_upload_tries_again(make_driver, link, admin: Redis):
+    driver, slow = make_driver(**LARGE), make_driver(url=link.url, **LARGE)
+    committed = await driver.committed()
+    fault = link.fault("stall", committed.life)
+    deletion = asyncio.create_task(slow.store.delete(driver.client))
+    await fault.caught.wait()
+    await driver.store.journal.upload(driver.client, driver.model, committed.basis, "atp", b"1" * 500)
+    fault.released.set()
+    assert await deletion == Deleted(existed=True)
+    assert not await admin.keys("*:s:*")
+
+
+async def test_the_registry_names_an_upload_until_it_is_the_snapshot_or_has_expired(make_driver, admin: Redis):
+    driver, brief = make_driver(**LARGE), make_driver(**LARGE, upload_ttl_ms=1)
+    client, model = driver.client, driver.model
+
+    async def named() -> set[bytes]:
+        return {name for name in await admin.hkeys(client.registry) if name.startswith(b"u:")}
+
+    committed = await driver.committed(state=b"1" * 500)
+    assert not await named()
+    await brief.store.journal.upload(client, model, committed.basis, "atp", b"2" * 500)
+    first = await named()
+    assert len(first) == 1
+    for key in await admin.keys("*:s:*"):
+        if key.decode() != client.snapshot(model, committed.basis.sid):
+            await admin.delete(key)  # as it does after a millisecond
+    await asyncio.sleep(0.002)
+    await driver.store.journal.upload(client, model, committed.basis, "atp", b"3" * 500)
+    assert len(await named()) == 1
+    assert not await named() & first
+    assert await admin.pttl(client.registry) > Limits().upload_ttl_ms
+
+
 async def test_deleting_again_or_what_never_was_does_nothing(driver, admin: Redis):
     assert await driver.store.delete(driver.client) == Deleted(existed=False)
     assert not await admin.keys()

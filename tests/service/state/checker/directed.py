@@ -3,7 +3,8 @@
 import asyncio
 import os
 import random
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from checker.faults import Faults, FaultyPool
@@ -54,10 +55,22 @@ class Bench:
         pool = FaultyPool(self.lab.pool, faults, random.Random(0), lambda: None, self._mutated)
         return StateStore(Wire(pool, resend=1, jitter_ms=1), limits)  # type: ignore[arg-type]
 
-    def session(self, size: str = "small", faults: Faults | None = None, model: str = MODEL) -> Session[ToyState]:
-        limits = Limits(**LIMITS)
+    def session(
+        self, size: str = "small", faults: Faults | None = None, model: str = MODEL, **other: int
+    ) -> Session[ToyState]:
+        limits = Limits(**{**LIMITS, **other})
         store = self.store(faults or Planned(), limits)
         return Session(Context(store, limits, self.client, model, Toy(SIZES[size]), Policy(CONFIG)))
+
+    @asynccontextmanager
+    async def lost(self) -> AsyncIterator[None]:
+        """Redis loses what the block changes."""
+        admin = self.lab.admin
+        keys = await admin.keys(f"acc:{{default/{self.client.client}}}*")
+        saved = [(key, await admin.dump(key), await admin.pttl(key)) for key in keys]
+        yield
+        for key, value, ttl in saved:
+            await admin.restore(key, ttl, value, replace=True)
 
 
 def fresh() -> Request:
@@ -70,16 +83,33 @@ async def rolled_back_by_two_writes(lab: Lab, profile: Profile) -> list[str]:
     one, two = bench.session(), bench.session()
     for payload in (b"1", b"2", b"3"):
         await one.apply(fresh(), batch_of(payload))
-    keys = await lab.admin.keys(f"acc:{{default/{bench.client.client}}}*")
-    saved = [(key, await lab.admin.dump(key), await lab.admin.pttl(key)) for key in keys]
-    for payload in (b"lost 4", b"lost 5"):
-        await one.apply(fresh(), batch_of(payload))
-    for key, value, ttl in saved:
-        await lab.admin.restore(key, ttl, value, replace=True)
+    async with bench.lost():
+        for payload in (b"lost 4", b"lost 5"):
+            await one.apply(fresh(), batch_of(payload))
     for payload in (b"4", b"5"):
         await two.apply(fresh(), batch_of(payload))
     applied = await one.apply(fresh(), batch_of(b"6"))
     merged = applied.answer != answer_after(b"1", b"2", b"3", b"4", b"5", b"6", config=CONFIG)
+    return ["two histories were merged"] if merged else []
+
+
+async def snapshot_of_a_lost_history(lab: Lab, profile: Profile) -> list[str]:
+    """cx 9: a snapshot of a history that Redis lost becomes the base of the one that came in its place."""
+    bench = Bench(lab, profile)
+    session, store = bench.session("large", snapshot_idle_ms=3_600_000), bench.store(Planned(), Limits(**LIMITS))
+    await session.apply(fresh(), batch_of(b"1"))
+    await session.hand_over()
+    async with bench.lost():
+        await session.apply(fresh(), batch_of(b"lost 2"))
+        held = session._memory.held
+        assert held is not None
+        state = await Toy(SIZES["large"]).serialise(held.state)
+    await session.apply(fresh(), batch_of(b"2"))  # under the fence of the one that was lost
+    uploaded = await store.journal.upload(bench.client, MODEL, held.basis, "toy", state)
+    assert isinstance(uploaded, tuple)
+    await store.journal.flip(bench.client, MODEL, held.basis, held.track.fence, *uploaded)
+    look = await bench.session("large").look(batch_of(PROBE))
+    merged = look.answer != answer_after(b"1", b"2", PROBE, config=CONFIG)
     return ["two histories were merged"] if merged else []
 
 
@@ -177,6 +207,7 @@ async def _up_again(lab: Lab, killed: int, server: EmbeddedRedis) -> None:
 
 SCENARIOS = (
     rolled_back_by_two_writes,
+    snapshot_of_a_lost_history,
     head_extended_alone,
     admitted_before_a_delete,
     refused_but_a_copy_is_on_its_way,

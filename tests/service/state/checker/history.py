@@ -343,7 +343,6 @@ class History:
         if applied.seq != 1:
             problems.append(f"the state of an expired client went on at version {applied.seq}")
         await replica.start(last.model, lambda session, _: session.delete())
-        await self._lab.age(self.client, LIMITS["upload_ttl_ms"])
         problems += await self._lab.left(self.client, {"r", "i", "x"})
         await self._lab.age(self.client, 4 * LIMITS["key_ttl_ms"], everything=True)
         return problems + await self._lab.left(self.client, set())

@@ -114,6 +114,9 @@ class Lab:
         problems = [f"{key} never expires" for key, life in lives.items() if life == -1]
         registry = {name.decode(): value.decode() for name, value in (await admin.hgetall(client.registry)).items()}
         lasting = {key for key, life in lives.items() if life > LIMITS["upload_ttl_ms"]}
+        known = {client.snapshot(name[2:], sid) for name, sid in registry.items() if name.startswith("m:")}
+        known |= {client.snapshot(value[:16], name[2:]) for name, value in registry.items() if name.startswith("u:")}
+        problems += [f"a DELETE would not find {key}" for key in keys if ":s:" in key and key not in known]
         if not registry or "gone" in registry:
             allowed = {client.registry, client.markers, client.marker_times}
             problems += [f"{key} outlived its client" for key in lasting - allowed]

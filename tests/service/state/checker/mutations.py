@@ -84,15 +84,7 @@ MUTATIONS: Mapping[str, Profile] = {
     "8 discard of a refused result": Profile(
         patches=(Patch(Journal, "append", flows.append_as_if), Patch(StateStore, "commit", flows.commit_as_if)),
     ),
-    "9 fence, tag and life in flip": Profile(
-        edits=_FLIP_CHECKS,
-        rates=_raised(flip__delayed=0.6, flip__pause_before=0.3),
-        failing_snapshots=0.0,
-        deletes=5.0,
-        size="large",
-        limits={"snapshot_entries": 2},
-    ),
-    "9 range in flip too": Profile(
+    "9 all but the chunks in flip": Profile(
         edits=(*_FLIP_CHECKS, Edit("flip", "at <= base or at > seq or snap ~= old_sid", "snap ~= old_sid")),
         rates=_raised(flip__delayed=0.3, flip__pause_before=0.2),
         size="large",
@@ -155,6 +147,22 @@ MUTATIONS: Mapping[str, Profile] = {
         size="large",
         unequal=1.0,
     ),
+    "20 name of an upload": Profile(
+        edits=(
+            Edit("chunk", "redis.call('HSET', registry_key, 'u:' .. sid, model .. '|' .. stamp(now + upload_ttl))\n"),
+        ),
+        size="large",
+    ),
+    "20 uploads in delete": Profile(
+        edits=(
+            Edit("delete", "if parts ~= ARGV[4] + #ARGV - first_upload + 1 then return {'CONFLICT'} end\n"),
+            Edit("delete", "if not registry['u:' .. ARGV[i]] then return {'CONFLICT'} end"),
+        ),
+        rates=_raised(delete__pause_before=0.6),
+        deletes=5.0,
+        size="large",
+        limits={"snapshot_entries": 1, "upload_ttl_ms": 600_000},
+    ),
     "number check": Profile(patches=(Patch(Request, "late", lambda self, newest: False),)),
     "number given back by undo": Profile(
         edits=(Edit("undo", ",\n  'num', number)", ")"),),
@@ -205,6 +213,7 @@ MUTATIONS: Mapping[str, Profile] = {
 # Caught by directed scenarios only: the histories that need them are too rare.
 
 VERSIONS = MUTATIONS["3 versions for tags"]
+FLIP_TAG = Profile(edits=_FLIP_CHECKS[-1:])
 RULE_T = Profile(edits=(Edit("load", "redis.call('HGET', keys.head, 'snap') == sid and "),))
 LIFE = Profile(
     edits=(Edit("commit", "local refusal = refuse_life(registry, ask.life, keys.head)\n", "local refusal\n"),)

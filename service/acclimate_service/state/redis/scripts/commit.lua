@@ -30,6 +30,7 @@ count_to(keys, number)
 redis.call('UNLINK', keys.journal, keys.old_snapshot)
 local life = live(registry, keys, new_life)
 redis.call('HSET', keys.registry, 'm:' .. model, sid)
+redis.call('HDEL', keys.registry, 'u:' .. sid)
 remember(keys, ask, model, seq, life, now, key_ttl)
 if answer ~= '' then store_answer(keys, ask.rid, answer, now, key_ttl, answer_bytes) end
 sweep_markers(keys, now, key_ttl, key_min, key_cap)

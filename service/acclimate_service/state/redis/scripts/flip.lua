@@ -32,5 +32,6 @@ end
 redis.call('HSET', keys.head, 'base', whole(at), 'st', '', 'snap', sid, 'n', chunks, 'len', length, 'sum', digest,
   'jn', whole(entries), 'jb', whole(bytes))
 redis.call('HSET', keys.registry, 'm:' .. model, sid)
+redis.call('HDEL', keys.registry, 'u:' .. sid)
 extend_scope(keys, state_ttl)
 return {'OK'}
