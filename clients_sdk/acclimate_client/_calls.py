@@ -160,9 +160,17 @@ def configure(
     client_id: str, adapter: str, hyperparameters: Mapping[str, Any], *, idempotency_key: str | None
 ) -> Call[ConfigureResult]:
     """Returns the call that chooses a client's adapter; raises TypeError and ValueError for what JSON cannot say."""
+    return _configured(client_id, {"adapter": adapter, "hyperparameters": hyperparameters}, idempotency_key)
+
+
+def adaptation(client_id: str, wanted: str, *, idempotency_key: str | None) -> Call[ConfigureResult]:
+    """Returns the call that pauses a client, or lets it go on."""
+    return _configured(client_id, {"adaptation": wanted}, idempotency_key)
+
+
+def _configured(client_id: str, wanted: Mapping[str, Any], idempotency_key: str | None) -> Call[ConfigureResult]:
     path = _checks.client_path(client_id)
     key = _checks.key(idempotency_key)
-    wanted = {"adapter": adapter, "hyperparameters": hyperparameters}
     content = json.dumps(wanted, allow_nan=False).encode()
     read = partial(_replies.read_configured, idempotency_key=key)
     headers = {"Content-Type": "application/json"}

@@ -96,6 +96,7 @@ def read_client(reply: httpx.Response) -> ClientInfo:
             state=_stored_state(_typed(dict, body["state"])),
             request_id=request_id(reply, body),
             guard=_guard(body.get("guard")),
+            adaptation=_adaptation(body),
         )
 
     return read(reply, build)
@@ -113,6 +114,7 @@ def read_configured(reply: httpx.Response, idempotency_key: str) -> ConfigureRes
         return ConfigureResult(
             hyperparameters=_typed(dict, body["hyperparameters"]),
             changed=_typed(bool, body["changed"]),
+            adaptation=_adaptation(body),
             **_change(reply, body, idempotency_key),
         )
 
@@ -231,7 +233,12 @@ def _state(value: object) -> StateInfo:
         durability=_typed(str, fields.get("durability", "unknown")),
         lost=_typed(int, fields.get("lost", 0)),
         skipped=_typed(bool, fields.get("skipped", False)),
+        adaptation=_adaptation(fields),
     )
+
+
+def _adaptation(fields: Json) -> str:
+    return _typed(str, fields.get("adaptation", "running"))
 
 
 def _stored_state(fields: Json) -> StoredState:

@@ -69,6 +69,14 @@ class AsyncClient(AsyncTransport):
         """Chooses the adapter of a client; see `Client.configure`."""
         return await self._run(_calls.configure(client_id, adapter, hyperparameters, idempotency_key=idempotency_key))
 
+    async def pause(self, client_id: str, *, idempotency_key: str | None = None) -> ConfigureResult:
+        """Lets batches of a client be answered and not folded in; see `Client.pause`."""
+        return await self._run(_calls.adaptation(client_id, "paused", idempotency_key=idempotency_key))
+
+    async def resume(self, client_id: str, *, idempotency_key: str | None = None) -> ConfigureResult:
+        """Lets a client adapt again; see `Client.resume`."""
+        return await self._run(_calls.adaptation(client_id, "running", idempotency_key=idempotency_key))
+
     async def enroll(
         self,
         client_id: str,

@@ -117,6 +117,31 @@ class Client(Transport):
         """
         return self._run(_calls.configure(client_id, adapter, hyperparameters, idempotency_key=idempotency_key))
 
+    def pause(self, client_id: str, *, idempotency_key: str | None = None) -> ConfigureResult:
+        """Lets batches of a client be answered from its state as it is, and not be folded in, until `resume`.
+
+        A reset and another adapter leave it paused; labels are counted and not learned from.
+
+        Args:
+            client_id: Who; the client need not have sent a batch before.
+            idempotency_key: As in `predict`; a repeated key does not pause again.
+
+        Raises:
+            AcclimateClientError: What became of the request; see `acclimate_client.errors`.
+        """
+        return self._run(_calls.adaptation(client_id, "paused", idempotency_key=idempotency_key))
+
+    def resume(self, client_id: str, *, idempotency_key: str | None = None) -> ConfigureResult:
+        """Lets a client adapt again after `pause`, from the state that it has.
+
+        Args:
+            client_id, idempotency_key: As in `pause`.
+
+        Raises:
+            AcclimateClientError: What became of the request; see `acclimate_client.errors`.
+        """
+        return self._run(_calls.adaptation(client_id, "running", idempotency_key=idempotency_key))
+
     def enroll(
         self,
         client_id: str,

@@ -39,6 +39,7 @@ class StateInfo:
         lost: Number of acknowledged changes that Redis lost, 0 unless rolled_back.
         skipped: Whether images of the batch tell nothing, being of one colour or copies of another, and were answered
             without the state learning from them; the signal of that name says what share.
+        adaptation: running, or paused: the client's batches are answered and not folded in.
     """
 
     version: int
@@ -48,6 +49,7 @@ class StateInfo:
     durability: str = "unknown"
     lost: int = 0
     skipped: bool = False
+    adaptation: str = "running"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +121,7 @@ class ClientInfo:
     Attributes:
         hyperparameters: Those that differ from their defaults.
         guard: Which model answers the client, and the evidence; None if the guard is off or the server has none.
+        adaptation: As in `StateInfo`.
     """
 
     client_id: str
@@ -128,6 +131,7 @@ class ClientInfo:
     state: StoredState
     request_id: str
     guard: Guard | None = None
+    adaptation: str = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +153,13 @@ class ResetResult:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureResult:
-    """A client that runs the adapter it was configured with.
+    """A client that runs the adapter it was configured with, or is paused.
 
     Attributes:
         hyperparameters: Those that differ from their defaults.
-        changed: Whether the client had another configuration before; its state was reset then.
+        changed: Whether this was not so before; where the adapter was another one, the state was reset.
         key_expires_at_earliest: As in `Prediction`.
+        adaptation: As in `StateInfo`.
     """
 
     client_id: str
@@ -166,6 +171,7 @@ class ConfigureResult:
     request_id: str
     idempotency_key: str
     key_expires_at_earliest: datetime | None = None
+    adaptation: str = "running"
 
 
 @dataclass(frozen=True, slots=True)

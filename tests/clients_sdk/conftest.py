@@ -80,7 +80,9 @@ def usual_answer(request: Recorded) -> Reply:
         return exported if request.method == "GET" else Reply(body=known | {"state": state})
     if request.method == "PUT":
         wanted = json.loads(request.body)
-        return Reply(body=known | wanted | {"changed": True, "state": state | {"status": "reset"}})
+        return Reply(
+            body=known | {"hyperparameters": {}} | wanted | {"changed": True, "state": state | {"status": "reset"}}
+        )
     if request.path == "/adapters":
         return Reply(body={"model": MODEL, "adapters": [adapter_entry()]})
     if request.path == "/models":

@@ -18,6 +18,17 @@ def png():
     return buffer.getvalue()
 
 
+def test_a_client_is_paused_and_resumed_under_a_key_and_its_replies_say_so(client, server, play):
+    for call, wanted in ((client.pause, "paused"), (client.resume, "running")):
+        result = call("cam-7", idempotency_key="k")
+        request = server.requests[-1]
+        assert (request.method, request.path) == ("PUT", "/clients/cam-7")
+        assert json.loads(request.body) == {"adaptation": wanted}
+        assert request.headers["Idempotency-Key"] == "k"
+        assert (result.adaptation, result.changed) == (wanted, True)
+    assert client.get("cam-7").adaptation == "running"  # as of services that do not say
+
+
 def test_configure_sends_adapter_and_hyperparameters_and_says_whether_anything_changed(client, server):
     result = client.configure("cam-7", "atp", mode="batch", idempotency_key="k")
     request = server.requests[-1]

@@ -38,10 +38,24 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A client's stored configuration, and where its state is and how large."""
+    """A client's stored configuration, whether it is paused, and where its state is and how large."""
 
     configuration: str
+    paused: bool
     state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a client is to be served; what is None stays as it is.
+
+    Args:
+        configuration: of a sound adapter, as canonical JSON.
+        paused: whether its batches are answered and not folded in.
+    """
+
+    configuration: str | None
+    paused: bool | None = None
 
 
 class Clients:
@@ -80,37 +94,50 @@ class Clients:
             raise ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
         session = self._sessions.peek(client)
         in_memory = session is not None and session.version == stored.seq
-        return Described(stored.config, _describe(stored, in_memory))
+        return Described(stored.config, stored.paused, _describe(stored, in_memory))
 
-    async def configure(self, request: ClientRequest, configuration: str) -> Reply:
-        """Give a client another adapter, under which it restarts; nothing happens if it has that one already.
+    async def configure(self, request: ClientRequest, wanted: Wanted) -> Reply:
+        """Give a client another adapter, under which it restarts, and pause it or go on; what it has already stays.
 
         Args:
-            request: a repeated one does not reset again.
-            configuration: of a sound adapter, as canonical JSON.
+            request: a repeated one changes nothing.
+            wanted: what it is to have.
         """
         async with self._sessions.turn(request) as turn:
-            initial = await self._new_states.initial(configuration, turn.request.admit)
-            present = await turn.session.known(turn.request)
-            if isinstance(present, Applied):
-                return self._configured(present, configuration)
-            if present is not None and self._same(present.config, configuration):
-                status = "restored" if present.has_state or present.base < present.seq else "reset"
-                return Reply(self._answer(configuration, changed=False), present.seq, status, committed=False)
-            try:
-                applied = await turn.session.reset(turn.request, configuration)
+            configuration, initial = wanted.configuration, None
+            if configuration is not None:
+                initial = await self._new_states.initial(configuration, turn.request.admit)
+            head = await turn.session.known(turn.request)
+            if isinstance(head, Applied):
+                return await self._configured_before(request.client, head, wanted)
+            if head is not None and self._has(head.config, configuration):
+                if wanted.paused in (None, head.paused):
+                    answer = self._answer(head.config, paused=head.paused, changed=False)
+                    status = "restored" if head.has_state or head.base < head.seq else "reset"
+                    return Reply(answer, head.seq, status, committed=False)
+            elif head is not None and configuration is not None:
+                paused = head.paused if wanted.paused is None else wanted.paused
+                try:
+                    applied = await turn.session.reset(turn.request, configuration, wanted.paused)
+                except ClientUnknown as unknown:
+                    if unknown.committed:
+                        raise
+                else:
+                    await self._restart_evidence(request.client, applied)
+                    answer = self._answer(configuration, paused=paused, changed=True)
+                    return Reply(answer, applied.seq, applied.status, committed=True, replayed=applied.replayed)
+
+            async def change(present: Present[ClientState]) -> Change[ClientState]:
+                config, state = present.config, present.state
+                if initial is not None and not (present.seq and self._has(config, configuration)):
+                    config, state = initial.configuration, initial
+                paused = present.paused if wanted.paused is None else wanted.paused
+                return Change(config, state, self._answer(config, paused=paused, changed=True), paused)
+
+            applied = await turn.session.replace(turn.request, change)
+            if head is None or not self._has(head.config, configuration):
                 await self._restart_evidence(request.client, applied)
-                return self._configured(applied, configuration)
-            except ClientUnknown as unknown:
-                if unknown.committed:
-                    raise
-
-            async def begin(_: Present[ClientState]) -> Change[ClientState]:
-                return Change(configuration, initial, b"{}")
-
-            applied = await turn.session.replace(turn.request, begin)
-            await self._restart_evidence(request.client, applied)
-            return self._configured(applied, configuration)
+            return await self._replies.of(request.client, applied)
 
     async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
         """Let a client restart from labelled images of its own."""
@@ -181,21 +208,34 @@ class Clients:
             if stored is not None:
                 await self._fleet.restart(client, stored.config, life=applied.life, seq=applied.seq)
 
-    def _configured(self, applied: Applied, configuration: str) -> Reply:
-        answer = self._answer(configuration, changed=True)
-        if applied.replayed != "none":  # all there was to answer is known already
-            return Reply(answer, applied.seq, "reset", committed=True, replayed="stored")
-        return Reply(answer, applied.seq, applied.status, committed=True)
+    async def _configured_before(self, client: ClientScope, applied: Applied, wanted: Wanted) -> Reply:
+        """What a repeated request is answered; of one that reset the client, what was asked for is said."""
+        if applied.answer is not None:
+            return await self._replies.of(client, applied)
+        applied_before = Doubt()
+        applied_before.learn("unknown")
+        with applied_before:
+            stored = await self._replies.describe(client)
+        configuration = wanted.configuration or (stored.config if stored else "")
+        paused = (stored is not None and stored.paused) if wanted.paused is None else wanted.paused
+        answer = self._answer(configuration, paused=paused, changed=True)
+        return Reply(answer, applied.seq, "reset", committed=True, replayed="stored")
 
-    def _answer(self, configuration: str, *, changed: bool) -> bytes:
-        return orjson.dumps({**self._configurations.describe(configuration), "changed": changed})
+    def _answer(self, configuration: str, *, paused: bool, changed: bool) -> bytes:
+        described = self._configurations.describe(configuration)
+        return orjson.dumps({**described, "adaptation": adaptation(paused), "changed": changed})
 
-    def _same(self, one: str, other: str) -> bool:
-        """Whether two configurations are of equal adapters, however many defaults they spell out."""
+    def _has(self, stored: str, wanted: str | None) -> bool:
+        """Whether a stored configuration is of the wanted adapter, however many defaults either spells out."""
         try:
-            return self._configurations.adapter(one) == self._configurations.adapter(other)
+            return wanted is None or self._configurations.adapter(stored) == self._configurations.adapter(wanted)
         except ConfigurationError:  # the stored one is of another version of the service
             return False
+
+
+def adaptation(paused: bool) -> str:
+    """How the interface says whether a client adapts."""
+    return "paused" if paused else "running"
 
 
 def _describe(stored: Description, in_memory: bool) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from acclimate_service.compute.steps import GUARD_SAID, StepParameters, image_ba
 from acclimate_service.errors import Problem
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import ClientScope, StateError, StepFailed, StoreUnavailable, always
+from acclimate_service.state import ClientScope, Paused, StateError, StepFailed, StoreUnavailable, always
 
 _FROZEN: Final = canonical("none", {})
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Engine:
         self._frozen_on_outage = frozen_on_outage
 
     async def predict(self, batch: Batch) -> Reply:
-        """Answer a batch, and fold it into the client's state unless `adapt` is off.
+        """Answer a batch, and fold it into the client's state unless `adapt` is off or the client is paused.
 
         Batches of one client are answered one at a time, in the order of their arrival.
 
@@ -86,7 +86,13 @@ class Engine:
 
     async def _fold(self, batch: Batch, turn: Turn) -> Reply:
         client = batch.request.client
-        applied = await turn.session.apply(turn.request, image_batch(batch.images, self._parameters(batch)))
+        images = image_batch(batch.images, self._parameters(batch))
+        try:
+            applied = await turn.session.apply(turn.request, images, while_paused=False)
+        except Paused as paused:
+            if paused.committed is not False:
+                raise
+            return await self._look(batch, turn)
         reply = await self._replies.of(client, applied, turn.session.config or "")
         if GUARD_SAID in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.members["guard"])

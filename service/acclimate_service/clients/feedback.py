@@ -10,13 +10,13 @@ from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.costs import StepBudget
-from acclimate_service.compute.labelling import names_rows
+from acclimate_service.compute.labelling import names_rows, only_counted
 from acclimate_service.errors import Problem
 from acclimate_service.guard.evidence import Counts, accuracy, verdict
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Decision
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import Batch, ClientScope, ClientUnknown
+from acclimate_service.state import Batch, ClientScope, ClientUnknown, Paused
 from acclimate_service.state.records import Head
 
 
@@ -49,7 +49,7 @@ class Feedback:
         self._metrics = metrics
 
     async def tell(self, request: ClientRequest, labels: Batch) -> Reply:
-        """Count labels, and let adapters that learn learn; a repeated request does nothing.
+        """Count labels, and let adapters of clients that are not paused learn; a repeated request does nothing.
 
         Args:
             request: of whom.
@@ -65,7 +65,12 @@ class Feedback:
             if isinstance(known, Head) and not names_rows(labels):
                 self._budget.require(known.config, labels.shape[0])
                 self._budget.require_lesson(known.config, labels.shape[0])
-            applied = await turn.session.apply(turn.request, labels)
+            try:
+                applied = await turn.session.apply(turn.request, labels, while_paused=False)
+            except Paused as paused:
+                if paused.committed is not False:
+                    raise
+                applied = await turn.session.apply(turn.request, only_counted(labels))
         reply = await self._replies.of(request.client, applied)
         if applied.answer is None:
             return reply

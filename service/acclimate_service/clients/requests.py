@@ -69,6 +69,7 @@ class Reply:
         lost: versions that Redis lost, if the state was "rolled_back".
         life: the existence of the client whose history the request is part of; empty if it is part of none.
         configuration: of the client, where `life` is given and it is known.
+        paused: whether the client's batches are answered and not folded in.
     """
 
     answer: bytes
@@ -79,6 +80,7 @@ class Reply:
     lost: int = 0
     life: str = ""
     configuration: str = ""
+    paused: bool = False
 
     @property
     def members(self) -> Mapping[str, Any]:
@@ -189,7 +191,8 @@ class Replies:
 
     def of_look(self, looked: Looked) -> Reply:
         """The reply to a batch that changes nothing."""
-        return Reply(looked.answer, looked.seq, _status(looked.answer, looked.status), committed=False)
+        status = _status(looked.answer, looked.status)
+        return Reply(looked.answer, looked.seq, status, committed=False, paused=looked.paused)
 
     async def describe(self, client: ClientScope) -> Description | None:
         """What is stored of a client, but for the state itself; None if there is none."""

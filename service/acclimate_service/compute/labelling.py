@@ -5,9 +5,9 @@ into the state, where the adapter learns. Both are one change of the client, so 
 labels: once each, durable before the reply, and the same when a journal is computed again.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 import orjson
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import Adapter, Labelled, State, learns
 from acclimate_adapters.guard import finite
+from acclimate_adapters.labels import Learning
 from acclimate_adapters.merged import Work, guarded_slices
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.guard.record import Label, Record, Tally
@@ -26,6 +27,7 @@ Taking: TypeAlias = Generator[None, None, tuple[ClientState, bytes]]
 _FEEDBACK: Final = b"feedback"
 _EXAMPLES: Final = b"examples"
 _PAIRS: Final = b"pairs"
+_COUNTED: Final = b"counted "
 _ON_LOOP: Final = 16 * 1024
 """Bytes of labels that are counted within two milliseconds; more would hold up the event loop."""
 
@@ -51,6 +53,11 @@ def examples_of(examples: Examples, request_id: str) -> Batch:
     return Batch(content.dtype.name, content.shape, content.data, parameters)
 
 
+def only_counted(labels: Batch) -> Batch:
+    """The same labels, to be counted and not learned from."""
+    return replace(labels, parameters=_COUNTED + labels.parameters)
+
+
 def pairs_of(request_id: str, given: Sequence[int], would: Sequence[int]) -> Batch:
     """A batch of rows to be compared: what was answered, and what a candidate would have answered."""
     content = orjson.dumps([request_id, list(given), list(would)])
@@ -64,14 +71,14 @@ def names_rows(batch: Batch) -> bool:
 
 def has_labels(batch: Batch) -> bool:
     """Whether a batch tells labels, or pairs that they will judge."""
-    return batch.parameters in (_FEEDBACK, _PAIRS) or batch.parameters.startswith(_EXAMPLES)
+    told = _told(batch)
+    return told in (_FEEDBACK, _PAIRS) or told.startswith(_EXAMPLES)
 
 
 def is_light(batch: Batch, adapter: Adapter) -> bool:
     """Whether only a record is to be changed, which needs no torch, and little of it."""
-    return batch.parameters == _PAIRS or (
-        batch.parameters == _FEEDBACK and batch.nbytes <= _ON_LOOP and not learns(adapter)
-    )
+    told = _told(batch)
+    return told == _PAIRS or (told == _FEEDBACK and batch.nbytes <= _ON_LOOP and not _is_learned(adapter, batch))
 
 
 def taking_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> Taking:
@@ -87,7 +94,7 @@ def taking_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: B
     """
     if batch.parameters == _PAIRS:
         return _take_pairs(state, batch)
-    if batch.parameters == _FEEDBACK:
+    if _told(batch) == _FEEDBACK:
         return _take_rows(adapter, bundle, state, batch)
     return (yield from _take_examples(adapter, bundle, state, batch))
 
@@ -104,14 +111,16 @@ def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batc
     before = state.record or Record()
     record, tally = before.tell([Label(*each) for each in orjson.loads(bytes(batch.data))])
     new = record.labels_since(before)
-    learned = _learned(adapter, bundle, state.state, lambda: Labelled(torch.tensor(new))) if new else state.state
+    learned = state.state
+    if new and _is_learned(adapter, batch):
+        learned = _learned(adapter, bundle, state.state, Labelled(torch.tensor(new)))
     after = replace(state, state=learned, record=record if state.record else None)
     return after, _answer(after, record, tally)
 
 
 def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> Taking:
     """Labels of images: both predictions are made now, from the state before it learns what the images are."""
-    request_id, labels = orjson.loads(batch.parameters.removeprefix(_EXAMPLES))
+    request_id, labels = orjson.loads(_told(batch).removeprefix(_EXAMPLES))
     model = bundle.model
     x = bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
     step = yield from guarded_slices(model, Work(adapter, state.state, x))
@@ -120,16 +129,25 @@ def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: 
     frozen = step.frozen_logits if step.frozen_logits is not None else model.frozen(model.batch(x)).logits
     before, adapted = frozen.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
     record = (state.record or Record()).count(request_id, before, adapted, labels)
-    learned = _learned(adapter, bundle, state.state, lambda: Labelled(torch.tensor(labels), model.batch(x)))
+    learned = state.state
+    if _is_learned(adapter, batch):
+        learned = _learned(adapter, bundle, state.state, Labelled(torch.tensor(labels), model.batch(x)))
     after = replace(state, state=learned, record=record)
     return after, _answer(after, record, Tally(counted=len(labels)))
 
 
-def _learned(adapter: Adapter, bundle: Bundle, state: State, rows: Callable[[], Labelled]) -> State:
-    """The state with labelled rows taken in where the adapter does so, unless that would make it useless."""
-    if not learns(adapter):
-        return state
-    learned = adapter.learn(bundle.model, state, rows())
+def _told(batch: Batch) -> bytes:
+    """The parameters of a batch, whether it is learned from or only counted."""
+    return batch.parameters.removeprefix(_COUNTED)
+
+
+def _is_learned(adapter: Adapter, batch: Batch) -> TypeGuard[Learning]:
+    return learns(adapter) and not batch.parameters.startswith(_COUNTED)
+
+
+def _learned(adapter: Learning, bundle: Bundle, state: State, rows: Labelled) -> State:
+    """The state with labelled rows taken in, unless that would make it useless."""
+    learned = adapter.learn(bundle.model, state, rows)
     return learned if finite(learned) else state
 
 

@@ -228,9 +228,10 @@ class Rounds:
         return ClientRequest(scope, rid, "round", time.monotonic() + _PATIENCE_S, _never)
 
     def _member(self, present: Present[ClientState]) -> FedAde:
-        """The adapter of a client that takes part: it is there, and has a batch to adapt to."""
+        """The adapter of a client that takes part: it is there, is not paused, and has a batch to adapt to."""
         adapter = self._configurations.adapter(present.config)
-        if isinstance(adapter, FedAde) and adapter.layers == "all" and present.state.state.step > 0:
+        adapts = present.state.state.step > 0 and not present.paused
+        if adapts and isinstance(adapter, FedAde) and adapter.layers == "all":
             return adapter
         raise _SitsOut
 

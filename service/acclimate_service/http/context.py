@@ -242,6 +242,7 @@ class RequestContext:
             "durability": self._service.probe.facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
             **({"skipped": True} if _SKIPPED.search(done.answer) else {}),
+            **({"adaptation": "paused"} if done.paused else {}),
         }
         head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id

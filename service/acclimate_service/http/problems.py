@@ -27,6 +27,7 @@ from acclimate_service.state import (
     KeyUsedBeforeDelete,
     OtherModel,
     OutOfOrder,
+    Paused,
     RequestRunning,
     StateCorrupt,
     StateError,
@@ -220,6 +221,7 @@ _OF_STATE: Final[Mapping[type[StateError], str]] = {
     KeyUsedBeforeDelete: "key_used_before_delete",
     OtherModel: "other_model",
     OutOfOrder: "out_of_order",
+    Paused: "conflict",
 }
 """Errors of the state protocol whose words are for callers."""
 

@@ -112,6 +112,7 @@ class Present(Generic[S]):
         config: adapter and hyper-parameters.
         state: the state.
         status: where it was found.
+        paused: whether batches are answered and not folded in.
     """
 
     life: str
@@ -119,15 +120,23 @@ class Present(Generic[S]):
     config: str
     state: S
     status: Status
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[S]):
-    """What takes the place of a whole state: configuration and state, and the answer to whoever asked for it."""
+    """What takes the place of a whole state.
+
+    Args:
+        config, state: adapter and hyper-parameters, and the state.
+        answer: to whoever asked for it.
+        paused: whether batches are no longer folded in from now on; None leaves that as it is.
+    """
 
     config: str
     state: S
     answer: bytes = field(repr=False)
+    paused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +163,12 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """An answer that changed nothing, computed from version `seq`."""
+    """An answer that changed nothing, computed from version `seq` of a client that may be paused."""
 
     seq: int
     answer: bytes
     status: Status
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,10 @@ class ClientUnknown(StateError):
     """There is no such client."""
 
 
+class Paused(StateError):
+    """The client's batches are not folded in, until that is resumed."""
+
+
 class OutOfOrder(StateError):
     """A batch of this client with this number or a higher one was applied before."""
 

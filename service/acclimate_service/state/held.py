@@ -140,6 +140,7 @@ class Held(Generic[S]):
         status: how it was found.
         lost: versions that Redis had lost, if it was "rolled_back".
         number: of the newest numbered batch that was applied; 0 if none was.
+        paused: whether batches are answered and not folded in.
     """
 
     life: str
@@ -152,6 +153,7 @@ class Held(Generic[S]):
     status: Status
     lost: int = 0
     number: int = 0
+    paused: bool = False
 
     @property
     def basis(self) -> Basis:
@@ -161,7 +163,7 @@ class Held(Generic[S]):
     @property
     def present(self) -> Present[S]:
         """What a caller is shown of it."""
-        return Present(self.life, self.seq, self.config, self.state, self.status)
+        return Present(self.life, self.seq, self.config, self.state, self.status, self.paused)
 
     def at(self, basis: Basis, number: int = 0) -> "Held[S]":
         """The same state at another point, to which the batch of this number led, if it had one."""

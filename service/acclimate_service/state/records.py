@@ -31,6 +31,7 @@ class Head:
         fence: `<counter>.<nonce>` of the last opener of the journal, empty before the first.
         journal_entries, journal_bytes: size of the journal since `base`.
         number: of the newest numbered batch that was applied; 0 if none was.
+        paused: True where batches are answered and not folded in.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Head:
     journal_entries: int
     journal_bytes: int
     number: int = 0
+    paused: bool = False
 
     @property
     def has_state(self) -> bool:
@@ -262,6 +264,7 @@ class Description:
         base: version of the newest complete state.
         journal_entries, journal_bytes: size of the journal since `base`.
         owner: nonce of the session that writes the journal, empty if nobody does.
+        paused: True where batches are answered and not folded in.
     """
 
     seq: int
@@ -272,6 +275,7 @@ class Description:
     journal_entries: int
     journal_bytes: int
     owner: str
+    paused: bool = False
 
 
 Refused: TypeAlias = Repeat | Mismatch | Used | Gone
@@ -317,12 +321,14 @@ def loaded(reply: Reply) -> Loaded:
 
 def description(reply: Reply) -> Description | None:
     """The reply of `describe`; None: there is no client."""
-    _, (config, *sizes), ttl_ms, fence = reply.rows
+    _, (config, *sizes, paused), ttl_ms, fence = reply.rows
     if config is None or ttl_ms < 0:
         return None
     seq, length, base, entries, nbytes = map(int, sizes)
     owner = fence.decode().partition(".")[2] if fence else ""
-    return Description(seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner) if seq else None
+    if not seq:
+        return None
+    return Description(seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner, paused == b"1")
 
 
 def commit_outcome(reply: Reply, attempt: Attempt, sid: str) -> CommitOutcome:
@@ -413,4 +419,5 @@ def _parse(fields: dict[bytes, bytes]) -> Head:
         journal_entries=int(fields[b"jn"]),
         journal_bytes=int(fields[b"jb"]),
         number=int(fields.get(b"num", b"0")),
+        paused=fields.get(b"paused") == b"1",
     )

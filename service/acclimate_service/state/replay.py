@@ -89,7 +89,7 @@ class Replay(Generic[S]):
             context.observer.replayed(self.computed, context.clock() - began)
         if self._until < head.seq:
             return self.held
-        return replace(self.held, tag=head.tag, number=head.number)
+        return replace(self.held, tag=head.tag, number=head.number, paused=head.paused)
 
     async def _of_one_history(self, listed: Sequence[Listed]) -> bool:
         """Whether the journal is still that of the head, and not one of a life after it."""

@@ -33,6 +33,7 @@ from acclimate_service.state.errors import (
     KeyUsedBeforeDelete,
     OtherModel,
     OutOfOrder,
+    Paused,
     RequestRunning,
     StateError,
 )
@@ -69,15 +70,21 @@ class _Visit:
         life: of its client when Redis was first asked, or as the request says.
         doubt: whether an earlier try of it may still land.
         ask: True if Redis is to be asked what became of it, before anything is computed.
+        pauses: whether it is refused while the client is paused.
     """
 
     life: str | None = None
     doubt: Doubt = field(default_factory=Doubt)
     ask: bool = False
+    pauses: bool = False
 
     def may_go_on_from(self, held: Held[S]) -> bool:
         """Whether a state in memory will do: it belongs to that life, and Redis need not be asked."""
-        return not self.ask and self.life in (None, held.life)
+        return not self.ask and self.life in (None, held.life) and not self.stops_at(held)
+
+    def stops_at(self, at: Held[S] | Head | None) -> bool:
+        """Whether it is refused there."""
+        return self.pauses and at is not None and at.paused
 
     def admit(self, loaded: Loaded) -> None:
         if self.life is None:
@@ -152,21 +159,28 @@ class Session(Generic[S]):
         held = self._memory.held
         return (len(held.track.sizes), held.track.nbytes) if held else (0, 0)
 
-    async def apply(self, request: Request, work: Work[S]) -> Applied:
+    async def apply(self, request: Request, work: Work[S], *, while_paused: bool = True) -> Applied:
         """Fold a batch into the client's state, once, and answer it; or do what else a request asks for, as `replace`.
 
         It is tried again while other changes come between. Redis is asked first what it knows of a request that
         replaces the state, since a repeat could not compute it again, and of one that was tried here before: its step
         need not be taken twice.
 
+        Args:
+            request: a repeated one gets the first answer.
+            work: what it asks for.
+            while_paused: False refuses it while the client is paused.
+
         Raises:
             ClientDeleted, KeyReused, KeyUsedBeforeDelete, OtherModel, RequestRunning, Contended: it was refused.
             OutOfOrder: so was it, because a batch of this number or a higher one was applied before.
+            Paused: so was it, because the client is paused.
             StepFailed: the adapter failed on this batch.
             JournalFull, StoreFull, StoreUnavailable, StateCorrupt, StateUnreadable: the state cannot be had or kept.
             Exception: what the work, the machine or `request.admit` raised before it was begun; nothing was changed.
         """
-        visit = _Visit(request.life or None, ask=request.rid in self._tried or not isinstance(work, Batch))
+        ask = request.rid in self._tried or not isinstance(work, Batch)
+        visit = _Visit(request.life or None, ask=ask, pauses=not while_paused)
         self._tried.append(request.rid)
         try:
             with visit.doubt:
@@ -209,7 +223,7 @@ class Session(Generic[S]):
         """
         found = await self._reader.peek()
         _, answer = await self._context.machine.step(found.state, batch, admit)
-        return Looked(found.seq, answer, found.status)
+        return Looked(found.seq, answer, found.status, found.paused)
 
     async def present(self) -> Present[S]:
         """The newest state; nothing is changed.
@@ -243,8 +257,13 @@ class Session(Generic[S]):
             await context.pause()
         raise Contended(_KEPT_CHANGING, doubt.committed)
 
-    async def reset(self, request: Request, config: str = "") -> Applied:
+    async def reset(self, request: Request, config: str = "", paused: bool | None = None) -> Applied:
         """Take the client back to the initial state, under another configuration if one is given.
+
+        Args:
+            request: a repeated one does not reset again.
+            config: adapter and hyper-parameters; empty keeps the present ones.
+            paused: whether batches are no longer folded in from now on; None leaves that as it is.
 
         Raises:
             ClientUnknown, ClientDeleted, KeyReused, KeyUsedBeforeDelete, Contended: it was refused.
@@ -252,7 +271,7 @@ class Session(Generic[S]):
         """
         self.drop()
         context = self._context
-        outcome = await context.store.reset(context.client, context.model, request.attempt(), config)
+        outcome = await context.store.reset(context.client, context.model, request.attempt(), config, paused)
         match outcome:
             case Committed(seq=seq, life=life):
                 return Applied(seq, life, context.model, None, status="reset")
@@ -371,8 +390,12 @@ class Session(Generic[S]):
                 raise refusal(refused)
         visit.ask = False
         visit.admit(loaded)
+        if visit.stops_at(loaded.head):
+            raise Paused("the client is paused; nothing was changed")
         _require_in_order(request, loaded.head)
         restored = await self._reader.restore(loaded, work if isinstance(work, Batch) else None)
+        if visit.stops_at(restored):
+            return None  # look again: it was paused meanwhile
         return restored if restored and not request.late(restored.number) else None
 
     def _judge(self, outcome: WriteOutcome, visit: _Visit) -> Applied | None:

@@ -127,6 +127,7 @@ class StateStore:
         config: str = "",
         answer: bytes = b"",
         inline: bool = False,
+        paused: bool | None = None,
     ) -> CommitOutcome:
         """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
 
@@ -140,6 +141,7 @@ class StateStore:
             config: adapter and hyper-parameters, read back as `Head.config`.
             answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
             inline: put the state into its head whatever its size.
+            paused: whether batches are no longer folded in from now on; None leaves that as it is.
         """
         limits = self._limits
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
@@ -181,10 +183,13 @@ class StateStore:
             limits.key_cap,
             limits.answer_bytes,
             attempt.number,
+            _flag(paused),
         )
         return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
-    async def reset(self, client: ClientScope, model: str, attempt: Attempt, config: str = "") -> ResetOutcome:
+    async def reset(
+        self, client: ClientScope, model: str, attempt: Attempt, config: str = "", paused: bool | None = None
+    ) -> ResetOutcome:
         """Go back to the initial state, at a new version.
 
         Args:
@@ -192,6 +197,7 @@ class StateStore:
             model: model scope.
             attempt: the request; sending it again does not reset again.
             config: new adapter and hyper-parameters; empty keeps the present ones.
+            paused: as in `commit`.
 
         Returns:
             Conflict only after `tries` attempts that all met another change.
@@ -200,7 +206,7 @@ class StateStore:
         refused: Conflict | Absent = Conflict(basis.life, None)
         for _ in range(self._limits.tries):
             with doubt:
-                outcome = await self._reset(client, model, basis, attempt, config)
+                outcome = await self._reset(client, model, basis, attempt, config, paused)
             if not isinstance(outcome, Conflict | Absent):
                 return outcome
             refused = outcome
@@ -257,7 +263,7 @@ class StateStore:
         await self._wire.aclose()
 
     async def _reset(
-        self, client: ClientScope, model: str, basis: Basis, attempt: Attempt, config: str
+        self, client: ClientScope, model: str, basis: Basis, attempt: Attempt, config: str, paused: bool | None
     ) -> ResetOutcome:
         keys = (
             client.registry,
@@ -279,6 +285,7 @@ class StateStore:
             config,
             self._limits.state_ttl_ms,
             self._limits.key_ttl_ms,
+            _flag(paused),
         )
         return reset_outcome(await self._wire.run(RESET, keys, args), attempt)
 
@@ -323,3 +330,7 @@ class StateStore:
 
     async def _pause(self) -> None:
         await asyncio.sleep(random.uniform(0, self._limits.jitter_ms) / 1000)
+
+
+def _flag(value: bool | None) -> str:
+    return "" if value is None else str(int(value))

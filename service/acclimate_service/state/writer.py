@@ -104,13 +104,15 @@ class Writer(Generic[S]):
                 config=change.config,
                 answer=change.answer,
                 inline=inline,
+                paused=change.paused,
             )
         context.observer.wrote("full", _name(outcome))
         if not isinstance(outcome, Committed):
             return self._refused(held, outcome)
         held.track.rebase(outcome.seq, outcome.basis.sid)
         following = held.at(outcome.basis, attempt.number)
-        following = replace(following, config=change.config, state=change.state, touched=touched)
+        paused = held.paused if change.paused is None else change.paused
+        following = replace(following, config=change.config, state=change.state, touched=touched, paused=paused)
         return self._applied(following, change.answer)
 
     async def _compute(self, held: Held[S], request: Request, batch: Batch) -> tuple[S, bytes]:

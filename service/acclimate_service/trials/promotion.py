@@ -136,12 +136,12 @@ class PairedTrial:
         """Restart the client under the challenger, unless it was moved before or anybody configures it meanwhile.
 
         Raises:
-            _Stays: it has another configuration than the default.
+            _Stays: it has another configuration than the default, or is paused.
         """
         initial = await self.initial(self.challenger)
 
         async def restart(present: Present[ClientState]) -> Change[ClientState]:
-            if not present.seq or present.config != self.champion.default:
+            if not present.seq or present.paused or present.config != self.champion.default:
                 raise _Stays
             return Change(self.challenger, initial, b"{}")
 

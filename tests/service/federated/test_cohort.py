@@ -110,18 +110,19 @@ def test_the_next_batch_is_answered_with_the_layers_of_the_round(make_member, an
 
 def test_only_clients_that_can_take_part_do_and_none_is_brought_back(make_member, stream):
     replica = make_member()
-    fill(replica, stream, 6)
+    fill(replica, stream, 7)
     with replica.sdk() as sdk:
+        sdk.pause("cam-6")
         sdk.delete("cam-0")
         sdk.reset("cam-1")
         sdk.configure("cam-2", "fed_ade", layers="head")
         sdk.predict("cam-2", stream(0, 1)[0])
         sdk.configure("cam-3", "em")
-        versions = {n: sdk.get(f"cam-{n}").state.version for n in (1, 2, 3)}
+        versions = {n: sdk.get(f"cam-{n}").state.version for n in (1, 2, 3, 6)}
         assert a_round(replica) == Round(1, 2)
         with pytest.raises(ClientUnknownError):
             sdk.get("cam-0")
-        assert {n: sdk.get(f"cam-{n}").state.version for n in (1, 2, 3)} == versions
+        assert {n: sdk.get(f"cam-{n}").state.version for n in (1, 2, 3, 6)} == versions
         assert {sdk.get(f"cam-{n}").state.version for n in (4, 5)} == {2}
 
 

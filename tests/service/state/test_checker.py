@@ -32,6 +32,7 @@ QUICK = {
     "20 TTL in chunk",
     "21 journal cap",
     "number check",
+    "pause check",
 }
 DIRECTED = dict(
     zip(
@@ -55,6 +56,7 @@ async def test_histories_full_of_faults_break_no_promise(lab: Lab):
     assert report.injected["snapshot"] > 0
     assert report.injected["lease_stolen"] > 0
     assert report.injected["late"] > 0
+    assert report.injected["paused"] > 0
 
 
 @pytest.mark.slow

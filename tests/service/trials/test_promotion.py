@@ -133,6 +133,20 @@ def test_a_client_that_was_given_the_default_again_is_not_moved_twice(switching,
         assert sdk.get("cam").adapter == "none"
 
 
+def test_a_paused_client_is_not_moved(switching, serial, stream):
+    replica, (images,) = switching(), stream(0, 1)
+    with replica.sdk() as sdk:
+        frozen = serial.probabilities("none", [images])[0].argmax(-1)
+        prediction = sdk.predict("cam", images)
+        settle(replica)
+        sdk.pause("cam")
+        sdk.feedback(
+            "cam", [LabelledRow(prediction.request_id, row, (k + 1) % 10) for row, k in enumerate(frozen.tolist())]
+        )
+        settle(replica)
+        assert (sdk.get("cam").adapter, sdk.get("cam").adaptation) == ("none", "paused")
+
+
 def test_a_client_that_is_configured_while_it_is_moved_keeps_what_it_was_given(switching, serial, stream):
     replica = switching()
     other = switching(redis_url=replica.service.settings.redis_url)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from acclimate_adapters import ConfigurationError
+from acclimate_service.clients.clients import Wanted, adaptation
 from acclimate_service.clients.requests import Precondition, etag
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.errors import Problem
@@ -16,6 +17,7 @@ from acclimate_service.http.payload import load_json, media_type, unsupported
 _LONGEST_CONFIGURATION = 65_536  # bytes
 _STATE_TYPE = "application/octet-stream"
 _STATE_DOC = {"requestBody": {"required": True, "content": {_STATE_TYPE: {}}}}
+_ADAPTATION = {"running": False, "paused": True}
 _CONFIGURATION_DOC = {
     "requestBody": {
         "required": True,
@@ -23,8 +25,13 @@ _CONFIGURATION_DOC = {
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "required": ["adapter"],
-                    "properties": {"adapter": {"type": "string"}, "hyperparameters": {"type": "object"}},
+                    "minProperties": 1,
+                    "properties": {
+                        "adapter": {"type": "string"},
+                        "hyperparameters": {"type": "object"},
+                        "adaptation": {"enum": list(_ADAPTATION)},
+                    },
+                    "dependentRequired": {"hyperparameters": ["adapter"]},
                     "additionalProperties": False,
                 }
             }
@@ -47,19 +54,23 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             "client_id": client_id,
             "model": intake.model,
             **service.configurations.describe(described.configuration),
+            "adaptation": adaptation(described.paused),
         }
         return json({**body, "state": state, "guard": guard})
 
     async def configure(request: Request, client_id: str) -> Response:
-        """Choose the client's adapter, which restarts unless it is the one that the client has."""
+        """Choose the client's adapter, which restarts unless it is the one that the client has; pause it, or go on."""
         context = RequestContext(intake, request, client_id)
         if media_type(context.content_type) != "application/json":
             raise unsupported(context.content_type, ("application/json",))
         with context.admitted():
             body = await context.body(_LONGEST_CONFIGURATION)
-            configuration = await context.computed(partial(_read_configuration, body))
-            wanted = await context.request(b"configure", configuration.encode())
-            return context.reply(await service.clients.configure(wanted, configuration))
+            wanted = await context.computed(partial(_read_wanted, body))
+            said = [(wanted.configuration or "").encode()]
+            if wanted.paused is not None:
+                said.append(adaptation(wanted.paused).encode())
+            asked = await context.request(b"configure", *said)
+            return context.reply(await service.clients.configure(asked, wanted))
 
     async def reset(request: Request, client_id: str) -> Response:
         """Take a client back to the global model."""
@@ -103,27 +114,34 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     router.add_api_route(f"{path}/state", import_state, methods=["PUT"], openapi_extra=_STATE_DOC)
 
 
-def _read_configuration(body: bytes) -> str:
-    """The configuration that a body asks for, once the adapter takes it.
+def _read_wanted(body: bytes) -> Wanted:
+    """What a body asks for, once the adapter takes it.
 
     Raises:
         PayloadError: as `load_json`.
         Problem: `invalid_configuration` with what is accepted.
     """
-    adapter, hyperparameters = _members(load_json(body))
+    adapter, hyperparameters, paused = _members(load_json(body))
     try:
-        return canonical(adapter, hyperparameters)
+        return Wanted(None if adapter is None else canonical(adapter, hyperparameters), paused)
     except ConfigurationError as error:
         detail = f"{error}; GET /adapters describes every adapter and its hyper-parameters"
         raise Problem("invalid_configuration", detail) from error
 
 
-def _members(document: Any) -> tuple[str, dict[str, Any]]:
-    form = '{"adapter": "<name>", "hyperparameters": {"<name>": <value>}}'
-    if not isinstance(document, dict) or not isinstance(document.get("adapter"), str):
-        raise Problem("invalid_configuration", f"the body must be an object: {form}")
-    hyperparameters = document.get("hyperparameters", {})
-    unknown = document.keys() - {"adapter", "hyperparameters"}
+def _members(document: Any) -> tuple[str | None, dict[str, Any], bool | None]:
+    form = '{"adapter": "<name>", "hyperparameters": {"<name>": <value>}, "adaptation": "running" or "paused"}'
+    found = document if isinstance(document, dict) else {}
+    if not isinstance(found.get("adapter"), str) and ("adapter" in found or "adaptation" not in found):
+        raise Problem("invalid_configuration", f"the body must be an object with an adapter or adaptation: {form}")
+    hyperparameters = found.get("hyperparameters", {})
+    unknown = found.keys() - {"adapter", "hyperparameters", "adaptation"}
     if unknown or not isinstance(hyperparameters, dict):
         raise Problem("invalid_configuration", f"the body must be an object of these members only: {form}")
-    return document["adapter"], hyperparameters
+    if "hyperparameters" in found and "adapter" not in found:
+        raise Problem("invalid_configuration", f"hyperparameters are those of an adapter, which must be named: {form}")
+    if "adaptation" not in found:
+        return found["adapter"], hyperparameters, None
+    if found["adaptation"] not in tuple(_ADAPTATION):  # anything may stand there
+        raise Problem("invalid_configuration", f'adaptation is "running" or "paused": {form}')
+    return found.get("adapter"), hyperparameters, _ADAPTATION[found["adaptation"]]

@@ -36,11 +36,11 @@ async def write_versioned(self: Writer[ToyState], held: Held[ToyState], request:
 
 async def retry_as_new(session: Session[Any], request: Request, batch: Batch) -> Applied:
     try:
-        return await session.apply(request, batch)
+        return await session.apply(request, batch, while_paused=False)
     except StateError as error:
         if error.committed is False:
             raise
-        return await session.apply(Request(random_rid(), request.fingerprint), batch)
+        return await session.apply(Request(random_rid(), request.fingerprint), batch, while_paused=False)
 
 
 # cx 7

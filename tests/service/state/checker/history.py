@@ -130,6 +130,7 @@ class History:
             self._late_retry: 10,
             self._reset: 6 * self.profile.resets,
             self._rework: 5 * self.profile.reworks,
+            self._pause: 3 * self.profile.pauses,
             self._delete: 4 * self.profile.deletes,
             self._evict: 6,
             self._hand_over: 6,
@@ -178,6 +179,12 @@ class History:
 
     async def _rework(self, rng: random.Random) -> None:
         await self._insist(self._new(rng, "rework", rng.randbytes(8)), rng, rng.randint(1, 4))
+
+    async def _pause(self, rng: random.Random) -> None:
+        """For a while, in which others may send batches."""
+        await self._insist(self._new(rng, "pause", b"1"), rng, rng.randint(1, 4))
+        await asyncio.sleep(rng.uniform(0, 0.02))
+        await self._insist(self._new(rng, "pause", b"0"), rng, rng.randint(1, 4))
 
     async def _delete(self, rng: random.Random) -> None:
         model = rng.choice(self._models)
@@ -265,6 +272,7 @@ class History:
         self._lab.acknowledged += error is None
         op.calls.append(Call(model, replica.name, start, self._clock(), self._fate(error), applied, error))
         self.faults.injected["late"] += op.calls[-1].late
+        self.faults.injected["paused"] += op.calls[-1].paused
         return op.calls[-1]
 
     def _work(self, op: Op, replica: Replica) -> Callable[[Session[ToyState], Request], Awaitable[Applied]]:
@@ -274,6 +282,9 @@ class History:
             case "rework":
                 change = partial(replica.machine.rework, content=op.content)
                 return lambda session, request: session.replace(request, change)
+            case "pause":
+                stop = partial(replica.machine.stop, paused=op.content == b"1")
+                return lambda session, request: session.replace(request, stop)
             case "reset":
                 return partial(self._reset_once, op)
 

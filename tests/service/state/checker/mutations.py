@@ -16,6 +16,7 @@ from acclimate_service.state.journal import Journal
 from acclimate_service.state.records import Loaded, Reply
 from acclimate_service.state.redis import wire
 from acclimate_service.state.replay import Replay
+from acclimate_service.state.session import _Visit
 from acclimate_service.state.writer import Writer
 
 
@@ -65,6 +66,11 @@ MUTATIONS: Mapping[str, Profile] = {
         edits=(Edit("append", "if tag ~= basis_tag then return conflict(registry, keys.head) end\n"),),
         unequal=1.0,
     ),
+    "pause": Profile(
+        edits=(Edit("commit", "if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end\n"),),
+        pauses=4.0,
+    ),
+    "pause check": Profile(patches=(Patch(_Visit, "stops_at", lambda visit, at: False),), pauses=4.0),
     "3 versions for tags": Profile(patches=(Patch(Writer, "write", flows.write_versioned),), deletes=3.0),
     "5 marker check in the scripts": Profile(
         edits=(Edit("commit", _MARKER_CHECKS, "return nil\n"), Edit("append", _MARKER_CHECKS, "return nil\n")),

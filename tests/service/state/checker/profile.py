@@ -10,7 +10,7 @@ from acclimate_service.state import Applied, Batch, Request, Session
 
 
 async def apply(session: Session[Any], request: Request, batch: Batch) -> Applied:
-    return await session.apply(request, batch)
+    return await session.apply(request, batch, while_paused=False)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Profile:
         unequal, second_model: per history: thresholds differ and a journal may be off; two models share the client.
         affinity: per call: it goes to the history's home replica.
         switches: per call, where there are two models: it goes to either.
-        duplicates, resets, reworks, deletes, drops, reads, jumps: weights of these actions.
+        duplicates, resets, reworks, pauses, deletes, drops, reads, jumps: weights of these actions.
         impatient: per call: its caller gives up if it has not begun within milliseconds.
         tiny_budget: per history: no replica has room for a state in memory.
         numbered: per batch: its caller numbers it.
@@ -61,6 +61,7 @@ class Profile:
     duplicates: float = 1.0
     resets: float = 1.0
     reworks: float = 1.0
+    pauses: float = 1.0
     deletes: float = 1.0
     drops: float = 1.0
     reads: float = 1.0

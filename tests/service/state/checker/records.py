@@ -5,10 +5,10 @@ from typing import Literal, TypeAlias
 
 from checker.toy import ToyState
 
-from acclimate_service.state import Applied, Looked, OutOfOrder, Request
+from acclimate_service.state import Applied, Looked, OutOfOrder, Paused, Request
 
 Fate: TypeAlias = Literal["acknowledged", "refused", "unknown"]
-Kind: TypeAlias = Literal["predict", "reset", "rework"]
+Kind: TypeAlias = Literal["predict", "reset", "rework", "pause"]
 
 
 @dataclass
@@ -24,6 +24,11 @@ class Call:
     error: BaseException | None
 
     @property
+    def paused(self) -> bool:
+        """Whether it was turned away because the client was paused."""
+        return isinstance(self.error, Paused)
+
+    @property
     def late(self) -> bool:
         """Whether it was turned away because of its number."""
         return isinstance(self.error, OutOfOrder)
@@ -35,7 +40,9 @@ class Op:
 
     kind: Kind
     model: str
-    content: bytes  # payload of a batch, or of a change of the whole state; configuration of a reset, or nothing
+    content: (
+        bytes  # payload of a batch, or of a change of the whole state; configuration of a reset, or nothing; a flag
+    )
     request: Request
     calls: list[Call] = field(default_factory=list)
 

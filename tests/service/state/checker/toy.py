@@ -98,6 +98,10 @@ class Toy:
         state = rework(replace(present.state, config=present.config), content)
         return Change(state.config, state, answer_of(state))
 
+    async def stop(self, present: Present[ToyState], paused: bool) -> Change[ToyState]:
+        """The same state, whose batches are not folded in from now on, or are again."""
+        return Change(present.config, present.state, answer_of(present.state), paused)
+
     async def serialise(self, state: ToyState, *, awaited: bool = True) -> bytes:
         if self.refuses():
             raise ToyFailure

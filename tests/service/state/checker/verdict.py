@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 
 from checker.history import CONFIG, History
@@ -24,18 +24,21 @@ class Scope:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a life has come to: its state, and the number of the newest numbered batch."""
+    """Where a life has come to: its state, the number of the newest numbered batch, and whether it is paused."""
 
     state: ToyState
     number: int = 0
+    paused: bool = False
 
     def after(self, op: Op) -> "Point | None":
-        """Where this operation leads; None: it comes too late."""
+        """Where this operation leads; None: it comes too late, or while the client is paused."""
         if op.kind == "reset":
-            return Point(initial(op.content.decode() or self.state.config), self.number)
+            return replace(self, state=initial(op.content.decode() or self.state.config))
         if op.kind == "rework":
-            return Point(rework(self.state, op.content), self.number)
-        if 0 < op.number <= self.number:
+            return replace(self, state=rework(self.state, op.content))
+        if op.kind == "pause":
+            return replace(self, paused=op.content == b"1")
+        if self.paused or 0 < op.number <= self.number:
             return None
         skipped = max(0, op.number - self.number - 1) if self.number else 0
         return Point(advance(self.state, op.content, skipped), op.number or self.number)
@@ -49,6 +52,7 @@ def judge(history: History, ending: Ending) -> list[str]:
     problems += _reads_in_time(history)
     problems += _answers_to_be_had(history)
     problems += _rightly_late(history)
+    problems += _rightly_paused(history)
     scopes, misplaced = _scopes(history, ending)
     problems += misplaced
     problems += [problem for scope in scopes for problem in _real_time(scope)]
@@ -159,6 +163,21 @@ def _rightly_late(history: History) -> Iterator[str]:
             others = [other for other in history.ops if other is not op and other.number >= op.number and other.calls]
             if not any(other.start < call.end and call.model in {c.model for c in other.calls} for other in others):
                 yield f"{_name(history, op)} was called late, but nothing came before it"
+
+
+def _rightly_paused(history: History) -> Iterator[str]:
+    """Who is turned away from a paused client was not applied before, and somebody had asked for the pause."""
+    for op in history.ops:
+        for call in op.calls:
+            if not call.paused:
+                continue
+            if any(earlier.applied and earlier.end <= call.start for earlier in op.calls):
+                yield f"{_name(history, op)} was applied, and then turned away"
+            pauses = [
+                each for other in history.ops if other.kind == "pause" and other.content == b"1" for each in other.calls
+            ]
+            if not any(each.start < call.end and each.model == call.model for each in pauses):
+                yield f"{_name(history, op)} was turned away, but nobody had paused the client"
 
 
 def _explained(history: History, scopes: list[Scope]) -> bool:

@@ -8,7 +8,7 @@ local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local basis_tag, basis_sid, new_life, model = unpack(ARGV, 5, 8)
 local sid, chunks, state, length, digest, config, answer = unpack(ARGV, 9, 15)
 local state_ttl, key_ttl, key_min = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
-local key_cap, answer_bytes, number = tonumber(ARGV[19]), tonumber(ARGV[20]), ARGV[21]
+local key_cap, answer_bytes, number, paused = tonumber(ARGV[19]), tonumber(ARGV[20]), ARGV[21], ARGV[22]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -27,6 +27,7 @@ redis.call('HSET', keys.head, 'v', '1', 'seq', seq, 'tag', ask.tag, 'base', seq,
   'len', length, 'sum', digest, 'cfg', config, 'jn', '0', 'jb', '0', 'model', model)
 redis.call('HSETNX', keys.head, 'fence', '')
 count_to(keys, number)
+if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
 redis.call('UNLINK', keys.journal, keys.old_snapshot)
 local life = live(registry, keys, new_life)
 redis.call('HSET', keys.registry, 'm:' .. model, sid)

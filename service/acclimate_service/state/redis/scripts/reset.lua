@@ -6,7 +6,7 @@ local keys = {
 }
 local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local sid, model, config = unpack(ARGV, 5, 7)
-local state_ttl, key_ttl = tonumber(ARGV[8]), tonumber(ARGV[9])
+local state_ttl, key_ttl, paused = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -23,6 +23,7 @@ redis.call('UNLINK', keys.journal, keys.lease, keys.snapshot)
 redis.call('HSET', keys.head, 'seq', seq, 'tag', ask.tag, 'base', seq, 'st', '', 'snap', '', 'n', '0', 'len', '0',
   'sum', '', 'jn', '0', 'jb', '0', 'fence', whole(opened + 1) .. '.' .. ask.tag)
 if config ~= '' then redis.call('HSET', keys.head, 'cfg', config) end
+if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
 redis.call('HSET', keys.registry, 'm:' .. model, '')
 remember(keys, ask, model, seq, registry.life, now_ms(), key_ttl)
 extend_scope(keys, state_ttl)
