@@ -59,7 +59,7 @@ class Adapter(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the frozen model must offer: names of `Source` quantities, "gradients" or "batch_norm"."""
+        """What the frozen model must offer: names of `Source` quantities, or what `FrozenModel.offers` says."""
         ...
 
     def init(self, model: FrozenModel) -> State:

@@ -4,12 +4,13 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from acclimate_adapters.network.probes import is_pointwise
 from acclimate_store.errors import ArchitectureError
 
 SIZES: Final = (8, 16, 24, 28, 32, 48, 64, 96, 112, 128, 160, 192, 224, 240, 256, 288, 299, 320, 336, 384, 448, 512)
@@ -24,7 +25,7 @@ class Anatomy:
 
     Args:
         shape: channels, height and width of an input.
-        classifier: name of the linear layer that gives the logits.
+        classifier: name of the layer that gives the logits: linear, or a 1x1 convolution whose map of them is averaged.
         features: width of its input.
         classes: of its output.
         norms: BatchNorm layers that keep running statistics.
@@ -48,7 +49,7 @@ def inspect_network(net: nn.Module, shape: Shape, classifier: str | None = None)
         classifier: where it is said and not to be found.
 
     Raises:
-        ArchitectureError: the pass fails, the answer is not logits [B, K], or no linear layer gives them.
+        ArchitectureError: the pass fails, the answer is not logits [B, K], or no classifier gives them.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), _noting_outputs(net) as outputs:
@@ -59,16 +60,18 @@ def inspect_network(net: nn.Module, shape: Shape, classifier: str | None = None)
     _require_logits(logits)
     name = classifier or _classifier(net, outputs, logits)
     head = dict(net.named_modules()).get(name)
-    if not isinstance(head, nn.Linear):
-        raise ArchitectureError(f"{name} is no linear layer of the network; {_linear_layers(net)}")
-    if name not in outputs or outputs[name].shape != logits.shape or not torch.equal(outputs[name], logits):
+    if not _may_classify(head):
+        raise ArchitectureError(
+            f"{name} is no linear layer of the network and no 1x1 convolution; {_linear_layers(net)}"
+        )
+    if name not in outputs or not _gives(outputs[name], logits):
         raise ArchitectureError(f"the answer of the network is not what its layer {name} gives; {_linear_layers(net)}")
     norms = [(n, m) for n, m in net.named_modules() if isinstance(m, _BatchNorm)]
     return Anatomy(
         shape=shape,
         classifier=name,
-        features=head.in_features,
-        classes=head.out_features,
+        features=head.weight.shape[1],
+        classes=head.weight.shape[0],
         norms=tuple(n for n, m in norms if m.running_mean is not None),
         without_statistics=tuple(n for n, m in norms if m.running_mean is None),
     )
@@ -109,10 +112,10 @@ def _require_logits(logits: Any) -> None:
 
 def _classifier(net: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str:
     """Name of the layer that gives the logits, the last one if several do."""
-    fitting = {name: output for name, output in outputs.items() if output.shape == logits.shape}
-    found = [name for name, output in fitting.items() if torch.equal(output, logits)]
+    found = [name for name, output in outputs.items() if _gives(output, logits)]
     if found:
         return found[-1]
+    fitting = {name: output for name, output in outputs.items() if output.shape == logits.shape}
     for name, output in fitting.items():
         for function, turned in (("softmax", output.softmax(-1)), ("log_softmax", output.log_softmax(-1))):
             if torch.allclose(turned, logits, atol=1e-6):
@@ -121,9 +124,22 @@ def _classifier(net: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> s
                     "need the logits themselves"
                 )
     raise ArchitectureError(
-        f"no linear layer gives the answer of the network; {_linear_layers(net)}. Networks whose last layer is a "
-        "convolution cannot be adapted; give them a linear layer on pooled features"
+        f"no linear layer gives the answer of the network, and no 1x1 convolution the map whose mean it is; "
+        f"{_linear_layers(net)}. Give it a linear layer on pooled features"
     )
+
+
+def _may_classify(module: nn.Module | None) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    return isinstance(module, nn.Linear) or is_pointwise(module)
+
+
+def _gives(output: Tensor, logits: Tensor) -> bool:
+    """Whether the output of a layer is the answer or a map [B, K, H, W] whose mean it is, perhaps after a ReLU."""
+    if output.dim() != 4:
+        return output.shape == logits.shape and torch.equal(output, logits)
+    if output.shape[:2] != logits.shape:
+        return False
+    return any(torch.allclose(each.mean((2, 3)), logits, atol=1e-5) for each in (output, output.relu()))
 
 
 def _linear_layers(net: nn.Module) -> str:
@@ -133,17 +149,17 @@ def _linear_layers(net: nn.Module) -> str:
 
 @contextmanager
 def _noting_outputs(net: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The outputs of all linear layers by name, in the order in which they are given."""
+    """The outputs of all layers that may be the classifier by name, in the order in which they are given."""
     outputs: dict[str, Tensor] = {}
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, arguments: Any, output: Tensor) -> None:
             outputs.pop(name, None)
-            outputs[name] = output
+            outputs[name] = output.clone()  # a ReLU may follow that works in place
 
         return hook
 
-    hooks = [m.register_forward_hook(note(n)) for n, m in net.named_modules() if isinstance(m, nn.Linear)]
+    hooks = [m.register_forward_hook(note(n)) for n, m in net.named_modules() if _may_classify(m)]
     try:
         yield outputs
     finally:

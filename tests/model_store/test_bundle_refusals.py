@@ -154,7 +154,7 @@ def test_a_pickle_is_never_read(file: str, bundle_dir: Path, tmp_path: Path, rep
     ("changes", "error", "message"),
     [
         ({"classes": ["ant", "bee"]}, ManifestError, "names 2 classes, its network has 3"),
-        ({"classifier": "linear9"}, TensorError, "'linear9' is not a linear layer"),
+        ({"classifier": "linear9"}, TensorError, "'linear9' is neither a linear layer"),
         ({"architecture": "acclimate:other"}, ArchitectureError, "unknown"),
         ({"architecture": "os:system"}, ArchitectureError, "does not allow"),
         ({"architecture": "torchvision:resnet18"}, TensorError, "does not fit the architecture"),

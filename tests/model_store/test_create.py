@@ -44,7 +44,7 @@ class Pair(Wide):
 
 class Convolutional(nn.Sequential):
     def __init__(self):
-        super().__init__(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        super().__init__(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
 
 
@@ -72,7 +72,7 @@ def answers(key: str, x: torch.Tensor, *trusted: str) -> torch.Tensor:
     return bundle.model.forward(bundle.prepare(x.numpy()), {})
 
 
-QUICK = {"googlenet": 64, "mobilenet_v3_small": 64, "shufflenet_v2_x0_5": 64}
+QUICK = {"googlenet": 64, "mobilenet_v3_small": 64, "shufflenet_v2_x0_5": 64, "squeezenet1_1": 64}
 LARGE = {"resnet18": 64, "densenet121": 64, "inception_v3": 96, "efficientnet_b0": 64, "convnext_tiny": 64}
 
 
@@ -214,7 +214,7 @@ def test_half_precision_of_data_parallel_is_recognised_and_said(
         (("--mean", "0", "--std", "1", "--size", "32", "--resize", "36"), "resize yields 36x36"),
         (("--mean", "0", "--std", "1", "--crop", "32"), "--crop is taken after --resize"),
         (("--mean", "0", "--std", "1", "--size", "32", "--classifier", "unused"), "not what its layer unused gives"),
-        (("--mean", "0", "--std", "1", "--size", "32", "--classifier", "body"), "body is no linear layer"),
+        (("--mean", "0", "--std", "1", "--size", "32", "--classifier", "body"), "body is no linear layer of the"),
         (("--mean", "0", "--std", "1", "--size", "32", "--arch-options", "{"), "--arch-options is not JSON"),
         (("--mean", "0", "--std", "1", "--size", "32", "--arch-options", '{"deep": 1}'), "refuses architecture_opt"),
         (("--mean", "0", "--std", "1", "--size", "32", "--classes", "a,b,c"), "weights are of 4 classes, and 3 are na"),
@@ -243,7 +243,7 @@ def test_what_cannot_be_known_or_done_is_said_and_nothing_is_published(
     [
         ("Soft", ("--size", "32"), "answers with the softmax of its layer head; leave that function out"),
         ("Pair", ("--size", "32"), "answers with a tuple; wrap it"),
-        ("Convolutional", ("--size", "32"), "Networks whose last layer is a convolution cannot be adapted"),
+        ("Convolutional", ("--size", "32"), "and no 1x1 convolution the map whose mean it is"),
         ("Flat", ("--size", "20x30"), "no convolution that would tell its channels; give --size CxHxW"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.guard import norm_capped
 from acclimate_adapters.hyperparameters import check, integer
@@ -48,7 +48,7 @@ class T3a:
 
     name: ClassVar[str] = "t3a"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"linear_classifier"})
     uncorrectable: ClassVar[str] = "similarities to templates, which are no probabilities of classes"
 
     filter_k: int = integer(20, low=0, high=100, doc="supports of lowest entropy that each class keeps; 0 keeps all")
@@ -58,7 +58,12 @@ class T3a:
         check(self)
 
     def init(self, model: FrozenModel) -> State:
-        """The state of a client that has sent nothing yet, whose supports are the rows of W (1)."""
+        """The state of a client that has sent nothing yet, whose supports are the rows of W (1).
+
+        Raises:
+            MissingSource: the classifier of the model is not linear.
+        """
+        require(self, model)
         weight = model.tensor(f"{model.classifier}.weight")
         bias = model.tensor(f"{model.classifier}.bias") if f"{model.classifier}.bias" in model.modules else None
         k, d = weight.shape

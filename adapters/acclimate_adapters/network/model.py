@@ -51,6 +51,7 @@ class FrozenModel:
     Attributes:
         classes: K, the number of classes.
         feature_size: d, the width of the classifier's input.
+        linear: whether the classifier is a linear layer; else it is a 1x1 convolution, whose map of logits is averaged.
         modules: names of all tensors that can be adapted: `parameters`, then `statistics`.
         parameters: names of weights and biases, in the order of the network.
         statistics: names of BatchNorm running statistics.
@@ -78,7 +79,9 @@ class FrozenModel:
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
         self.parameters, self.statistics = tuple(self._parameters), tuple(self._buffers)
         self.modules = (*self.parameters, *self.statistics)
-        self.classes, self.feature_size = self._parameters[f"{classifier}.weight"].shape
+        weight = self._parameters[f"{classifier}.weight"]
+        self.classes, self.feature_size = weight.shape[:2]
+        self.linear = weight.dim() == 2
         self.source = source
         self.graphs = graphs or graphs_for(self.device)
         self.runtime: Runtime | None = None
@@ -91,12 +94,12 @@ class FrozenModel:
 
         Args:
             net: maps x [B, C, H, W] to logits [B, K]; copied, so later changes to it have no effect.
-            classifier: name of its last linear layer, whose input are the features.
+            classifier: name of its last layer, linear or a 1x1 convolution, whose input are the features.
             source: quantities of the training side.
             graphs: of this model alone; by default those of its device.
 
         Raises:
-            ConfigurationError: the classifier is no linear layer, a weight is not finite, or the source speaks of
+            ConfigurationError: the classifier is no such layer, a weight is not finite, or the source speaks of
                 other classes, features or modules than the network has.
         """
         with torch.inference_mode(False):
@@ -128,13 +131,17 @@ class FrozenModel:
 
     @property
     def offers(self) -> frozenset[str]:
-        """What adapters may need: the source quantities present, "gradients", "batch_norm" and "normalisation".
+        """What adapters may need: the source quantities present, and what the network has.
+
+        That is "gradients", "linear_classifier", "batch_norm" and "normalisation".
 
         "batch_norm" is there with a BatchNorm layer that can be adapted, "normalisation" also with a LayerNorm or
         GroupNorm. Without BatchNorm there are no "moments" to measure, so none are missing.
         """
         normalising = {"normalisation"} if self._norms or self.row_norms else set()
-        return self.source.present | {"gradients"} | {"batch_norm" if self._norms else "moments"} | normalising
+        classifier = {"linear_classifier"} if self.linear else set()
+        statistics = {"batch_norm" if self._norms else "moments"}
+        return self.source.present | {"gradients"} | classifier | statistics | normalising
 
     @property
     def dtype(self) -> torch.dtype:

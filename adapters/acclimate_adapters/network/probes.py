@@ -1,14 +1,15 @@
 """The two places of a network that the methods look into: BatchNorm layers and the classifier.
 
 A network is instrumented once, when it is frozen: its BatchNorm layers and its classifier are replaced by `Norm` and
-`Head`, which hold the same tensors under the same names and compute the same numbers, and report to the probe of the
-running pass. The probe lives in a context variable, so passes on different threads never meet and nothing is ever
-written to a module.
+`Head` (`MapHead` where it is a convolution), which hold the same tensors under the same names and compute the same
+numbers, and report to the probe of the running pass. The probe lives in a context variable, so passes on different
+threads never meet and nothing is ever written to a module.
 """
 
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -69,6 +70,28 @@ class Head(nn.Module):
         return F.linear(features, self.weight, self.bias)
 
 
+class MapHead(nn.Module):
+    """A classifier that gives a map of logits, whose mean over all places is the answer, as in SqueezeNet.
+
+    Features are the means of its input over all places. A function between this layer and the mean, as SqueezeNet's
+    ReLU, makes the answer something else than a linear function of them.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, origin: nn.Conv2d) -> None:
+        super().__init__()
+        adopt(self, origin)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps of logits [B, K, H, W] of maps [B, d, H, W]."""
+        probe = _running.get()
+        if probe is not None:
+            probe.features = maps.mean((2, 3))
+        return F.conv2d(maps, self.weight, self.bias)
+
+
 Normalise = Callable[[Norm, Tensor], Tensor]
 
 
@@ -98,15 +121,19 @@ def instrument(net: nn.Module, classifier: str) -> tuple[str, ...]:
         Names of the BatchNorm layers that keep no running statistics and therefore cannot be adapted; they stay.
 
     Raises:
-        ConfigurationError: there is no linear layer of that name.
+        ConfigurationError: there is no layer of that name which may be a classifier.
     """
     head = dict(net.named_modules()).get(classifier)
-    if not isinstance(head, nn.Linear):
+    if isinstance(head, nn.Linear):
+        _replace(net, classifier, Head(head))
+    elif is_pointwise(head):
+        _replace(net, classifier, MapHead(head))
+    else:
         linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
         raise ConfigurationError(
-            f"the classifier {classifier!r} is not a linear layer of the network; its linear layers are {linear}"
+            f"the classifier {classifier!r} is neither a linear layer of the network nor a 1x1 convolution; its linear "
+            f"layers are {linear}"
         )
-    _replace(net, classifier, Head(head))
     skipped = []
     for name, module in list(net.named_modules()):
         if isinstance(module, _BatchNorm):
@@ -115,6 +142,16 @@ def instrument(net: nn.Module, classifier: str) -> tuple[str, ...]:
             else:
                 _replace(net, name, Norm(name, module))
     return tuple(skipped)
+
+
+def is_pointwise(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:
+    """Whether a layer is a convolution that looks at each place by itself."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.kernel_size == module.stride == (1, 1)
+        and module.padding == (0, 0)
+        and module.groups == 1
+    )
 
 
 def adopt(module: nn.Module, origin: nn.Module) -> None:

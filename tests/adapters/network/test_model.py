@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 import torchvision
 from torch import Tensor, nn
 
-from acclimate_adapters import ConfigurationError, FrozenModel, InputError, Source
+from acclimate_adapters import ConfigurationError, FrozenModel, InputError, MissingSource, Source, create, missing
 from acclimate_adapters.network.direction import direction
 
 UNIFORM3 = torch.full((3,), 1 / 3)
@@ -44,6 +45,36 @@ def test_frozen_answers_as_the_network_and_features_lead_to_the_same_logits(x: T
     with torch.no_grad():
         assert torch.equal(frozen.logits, net(x))
         torch.testing.assert_close(net.get_submodule("head")(frozen.features), frozen.logits)
+
+
+@pytest.mark.parametrize("between", [nn.Identity(), nn.ReLU(inplace=True)], ids=["a plain map", "squeezenet"])
+def test_a_map_of_logits_may_be_averaged(between: nn.Module, x: Tensor) -> None:
+    """Features are the means of what the 1x1 convolution sees; without a function after it they lead to the logits."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 1), between, nn.AdaptiveAvgPool2d(1))
+    net = nn.Sequential(*net, nn.Flatten()).eval()
+    model = FrozenModel.from_module(net, classifier="2", source=Source(prior=UNIFORM3))
+    assert (model.classes, model.feature_size, model.linear) == (3, 4, False)
+    frozen = model.frozen(x)
+    with torch.no_grad():
+        assert torch.equal(frozen.logits, net(x))
+        torch.testing.assert_close(frozen.features, net[:2](x).mean((2, 3)))
+        if isinstance(between, nn.Identity):
+            linear = F.linear(frozen.features, model.tensor("2.weight").flatten(1), model.tensor("2.bias"))
+            torch.testing.assert_close(linear, frozen.logits)
+    assert direction(model, x).tensors["2.weight"].abs().sum() > 0
+    for name, lacking in {"t3a": ("linear_classifier",), "em": (), "surgical": (), "shot": ()}.items():
+        assert missing(create(name), model) == lacking
+        if not lacking:
+            create(name).step(model, create(name).init(model), x)
+    with pytest.raises(MissingSource, match="'t3a' needs linear_classifier, which the model does not carry"):
+        create("t3a").init(model)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(1, 3, 3), nn.Conv2d(1, 3, 1, stride=2), nn.Conv2d(1, 3, 1, padding=1)])
+def test_other_convolutions_are_no_classifiers(layer: nn.Module) -> None:
+    net = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(ConfigurationError, match="'0' is neither a linear layer of the network nor a 1x1 convolution"):
+        FrozenModel.from_module(net, classifier="0", source=Source(prior=UNIFORM3))
 
 
 def test_later_changes_of_the_network_have_no_effect(x: Tensor) -> None:

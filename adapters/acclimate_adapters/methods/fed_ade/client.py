@@ -99,8 +99,10 @@ class FedAde:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Anchors and the confusion matrix; gradients of the whole network, when it takes part in rounds."""
-        return frozenset({"anchors", "confusion", *(("gradients",) if self.layers == "all" else ())})
+        """Anchors, the confusion matrix and a linear classifier; in rounds also gradients of all layers."""
+        return frozenset(
+            {"anchors", "confusion", "linear_classifier", *(("gradients",) if self.layers == "all" else ())}
+        )
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: uniform q, z of the anchors, the global layers.
