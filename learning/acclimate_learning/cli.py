@@ -65,6 +65,9 @@ def _add_population(parser: argparse.ArgumentParser) -> None:
         help="of the simulated clients: of labels, of features (corruptions), both, or one of the three in turn",
     )
     parser.add_argument("--partition", default="step", help="of labels: step, dirichlet:0.3 or pathological:2")
+    parser.add_argument(
+        "--like", type=Path, metavar="DIR", help="unlabelled images of the target side, to choose the corruptions by"
+    )
     parser.add_argument("--by", metavar="COLUMN", help="column or array that names real clients; none are simulated")
     parser.add_argument("--teachers", type=int, default=60, help="clients to learn from (default: %(default)s)")
     parser.add_argument("--judges", type=int, default=40, help="clients to judge by (default: %(default)s)")

@@ -5,8 +5,8 @@ both. Some clients teach, some tune what is learned, and some judge it; no image
 roles.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
@@ -19,13 +19,14 @@ from acclimate_store.datasets import LabelledImages
 
 Role = Literal["teach", "tune", "judge"]
 Shift = Literal["mixed", "both", "label", "feature", "none"]
+Families = Mapping[Role, tuple[str, ...]]
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 ROLES: Final[tuple[Role, ...]] = ("teach", "tune", "judge")
 KINDS: Final = ("feature", "label", "both")
 """What the clients of a mixed population have in turn."""
-FAMILIES_OF: Final[dict[Role, tuple[str, ...]]] = {
+FAMILIES_OF: Final[Families] = {
     "teach": (
         "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "motion_blur", "zoom_blur", "fog",
         "brightness", "contrast", "elastic", "pixelate", "jpeg",
@@ -81,6 +82,7 @@ class Population:
         teacher_images: of each teaching client.
         judge_images: of each tuning and judging client.
         seed: of all that is drawn.
+        families: corruptions of each role.
     """
 
     shift: Shift = "mixed"
@@ -90,6 +92,7 @@ class Population:
     teacher_images: int = 40
     judge_images: int = 200
     seed: int = 0
+    families: Families = field(default_factory=lambda: FAMILIES_OF)
 
 
 def read_pool(data: LabelledImages, most_bytes: int = MOST_BYTES) -> Pool:
@@ -193,7 +196,7 @@ def _client(
     chosen = draw.permutation(chosen)
     family, severity = "none", 0
     if kind in ("feature", "both"):
-        families = FAMILIES_OF[role]
+        families = population.families[role]
         family, severity = families[int(draw.integers(len(families)))], int(draw.choice(SEVERITIES))
     torch_draw = torch.Generator().manual_seed(int(draw.integers(2**31)))
     images = corrupt(torch.from_numpy(pool.images[chosen]), family, severity, torch_draw).numpy()

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from acclimate_adapters import ADAPTERS, FrozenModel, create, missing
-from acclimate_learning.clients import Client, Population, Role, own_clients, read_pool, simulate
+from acclimate_learning.clients import FAMILIES_OF, Client, Population, Role, own_clients, read_pool, simulate
 from acclimate_learning.errors import LearningError
 from acclimate_learning.judging import Judgement, judge
+from acclimate_learning.likeness import families_like, read_unlabelled
 from acclimate_learning.picture import gains_picture
 from acclimate_learning.rates import Recipe, learn_rates
 from acclimate_store import BundleKey, Catalogue, Manifest
@@ -152,6 +153,11 @@ def _versions(arguments: argparse.Namespace) -> tuple[Catalogue, BundleKey, Bund
 def _simulated(arguments: argparse.Namespace, bundle: Bundle, roles: Sequence[Role]) -> dict[Role, list[Client]]:
     data = labelled_images(arguments.data, bundle.manifest.input, bundle.manifest.classes, arguments.by)
     pool = read_pool(data)
+    families = FAMILIES_OF
+    if arguments.like is not None:
+        families = families_like(read_unlabelled(arguments.like, bundle.manifest.input), pool, arguments.seed)
+        for role in roles:
+            print(f"like {arguments.like.name}: clients that {role} have {', '.join(families[role])}")
     population = Population(
         shift=arguments.shift,
         partition=arguments.partition,
@@ -160,6 +166,7 @@ def _simulated(arguments: argparse.Namespace, bundle: Bundle, roles: Sequence[Ro
         teacher_images=arguments.teacher_images,
         judge_images=arguments.judge_images,
         seed=arguments.seed,
+        families=families,
     )
     return {role: simulate(pool, population, role) for role in roles}
 
@@ -223,7 +230,8 @@ def _words(arguments: argparse.Namespace, clients: Sequence[Client]) -> str:
     path = arguments.data or arguments.clients
     if arguments.data is None or arguments.by:
         return f"{len(clients)} clients of {path.name}"
-    return f"{len(clients)} simulated clients of {path.name}, shift {arguments.shift}, seed {arguments.seed}"
+    like = f", like {arguments.like.name}" if arguments.like else ""
+    return f"{len(clients)} simulated clients of {path.name}, shift {arguments.shift}{like}, seed {arguments.seed}"
 
 
 def _in_words(evidence: Evidence) -> str:

@@ -30,9 +30,10 @@ from acclimate_store import InputSpec
 Rates = dict[str, float]
 Progress = Callable[[str], None]
 
-SEARCHED: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Learning rates of the rates that are tried, from the smallest on, until one is worse than the one before. The paper's
-are 0.1 and 0.5, in hundreds of rounds."""
+LADDER: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Learning rates of the rates among which is searched."""
+FIRST: Final = LADDER.index(0.1)
+"""Where the search begins: the paper has 0.1 and 0.5, in hundreds of rounds."""
 WORSE: Final = 1.5
 """With a loss so many times that of the frozen model, the rates have run away."""
 
@@ -147,39 +148,51 @@ class _Run:
         self._teachers, self._recipe, self._progress = teachers, recipe, progress
 
     def search(self) -> float:
-        """The learning rate with the least loss on the tuning clients after a few rounds."""
-        start = dict.fromkeys(self._model.modules, 0.0)
-        found: dict[float, float] = {}
-        for lr in SEARCHED:
-            try:
-                rates = start
-                for number in range(1, self._recipe.search_rounds + 1):
-                    rates = self._round(rates, number, lr, f"lr {lr:g}")
-                loss = self.loss(rates)
-            except LearningError:
-                break  # larger ones run away as well
-            worse = bool(found) and loss > min(found.values())
-            found[lr] = loss
-            if worse:
+        """The learning rate with the least loss on the tuning clients after a few rounds.
+
+        From the first one upwards as long as that is better; if it never is, downwards.
+        """
+        found = {LADDER[FIRST]: self._tried(LADDER[FIRST])}
+        for side in (LADDER[FIRST + 1 :], LADDER[FIRST - 1 :: -1]):
+            for lr in side:
+                best = min(found.values())
+                found[lr] = self._tried(lr)
+                if not found[lr] < best:
+                    break
+            if min(found, key=lambda lr: found[lr]) != LADDER[FIRST]:
                 break
-        if not found or min(found.values()) > WORSE * self.loss(start):
-            raise LearningError(f"the rates run away with every learning rate tried; give --lr {SEARCHED[0] / 10:g}")
+        if min(found.values()) > WORSE * self.loss(dict.fromkeys(self._model.modules, 0.0)):
+            raise LearningError(f"the rates run away with every learning rate tried; give --lr {LADDER[0] / 10:g}")
         return min(found, key=lambda lr: found[lr])
 
+    def _tried(self, lr: float) -> float:
+        """Loss on the tuning clients after the first rounds with a learning rate; infinite if the rates run away."""
+        rates = dict.fromkeys(self._model.modules, 0.0)
+        try:
+            for number in range(1, self._recipe.search_rounds + 1):
+                rates = self._round(rates, number, lr, f"lr {lr:g}")
+        except LearningError:
+            return math.inf
+        return self.loss(rates)
+
     def go_on(self, state: _State, save: Callable[[], None]) -> None:
-        """Rounds until the last, or until the tuning clients gain no more."""
+        """Rounds until the last, or until the tuning clients gain no more.
+
+        If the rates run away with a learning rate that was found here, the best ones go on with a third of it.
+        """
         recipe = self._recipe
         while state.round < recipe.rounds:
             state.round += 1
-            state.rates = self._round(state.rates, state.round, state.lr, f"round {state.round}")
-            if state.round % recipe.check_every and state.round < recipe.rounds:
+            try:
+                state.rates = self._round(state.rates, state.round, state.lr, f"round {state.round}")
+                if state.round % recipe.check_every and state.round < recipe.rounds:
+                    continue
+                loss = self._loss_after(state)
+            except LearningError:
+                if recipe.lr is not None or state.lr < LADDER[0]:
+                    raise
+                state.rates, state.lr = state.best, state.lr / 3
                 continue
-            loss = self.loss(state.rates)
-            if not loss < WORSE * state.losses[0]:
-                raise LearningError(
-                    f"after {state.round} rounds with a learning rate of {state.lr:g} the adapted model is worse than "
-                    f"the frozen one (cross-entropy {loss:.3g}, {state.losses[0]:.3g}); give --lr {state.lr / 3:.2g}"
-                )
             if loss < min(state.losses.values()):
                 state.best = state.rates
             state.losses[state.round] = loss
@@ -187,6 +200,16 @@ class _Run:
             best = min(state.losses, key=lambda number: state.losses[number])
             if state.round - best >= recipe.patience * recipe.check_every:
                 break
+
+    def _loss_after(self, state: _State) -> float:
+        """Loss on the tuning clients; raises LearningError if it is much worse than that of the frozen model."""
+        loss = self.loss(state.rates)
+        if not loss < WORSE * state.losses[0]:
+            raise LearningError(
+                f"after {state.round} rounds with a learning rate of {state.lr:g} the adapted model is worse than "
+                f"the frozen one (cross-entropy {loss:.3g}, {state.losses[0]:.3g}); give --lr {state.lr / 3:.2g}"
+            )
+        return loss
 
     def loss(self, rates: Mapping[str, float]) -> float:
         """Mean cross-entropy of the tuning clients, each batch adapted alone (Eq. 6); infinite if it is not finite."""

@@ -120,13 +120,13 @@ def _folder(path: Path, spec: InputSpec, classes: Sequence[str], column: str | N
     def read(size: int) -> Iterator[Batch]:
         for first in range(0, len(files), size):
             part = files[first : first + size]
-            images = np.stack([_decoded(file.read_bytes(), str(file), spec) for file, _ in part])
+            images = np.stack([decoded(file.read_bytes(), str(file), spec) for file, _ in part])
             yield Batch(images, np.array([label for _, label in part], np.int64), None)
 
     return LabelledImages(path, len(files), read)
 
 
-def _decoded(content: bytes, name: str, spec: InputSpec) -> NDArray[np.uint8]:
+def decoded(content: bytes, name: str, spec: InputSpec) -> NDArray[np.uint8]:
     """An encoded image as the network gets it, [C, H, W]."""
     try:
         with Image.open(io.BytesIO(content)) as image:
@@ -364,7 +364,7 @@ def _parquet(
         for table in tables:
             for part in table.iter_batches(size, columns=wanted):
                 columns = part.to_pydict()
-                images = [_decoded(_content(cell, path), f"an image of {path}", spec) for cell in columns["image"]]
+                images = [decoded(_content(cell, path), f"an image of {path}", spec) for cell in columns["image"]]
                 numbers = np.array(columns["label"])
                 if names is not None:
                     _numbered(numbers, path, len(names))

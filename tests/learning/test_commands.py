@@ -80,6 +80,22 @@ def test_real_clients_are_taken_from_a_column(
     assert Catalogue(store).manifest("fashion-cnn").evidence.of.endswith("clients of data.npz")  # type: ignore[union-attr]
 
 
+def test_images_of_the_target_side_choose_the_corruptions(
+    store: Path, data: Callable[..., Path], pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "field").mkdir()
+    for number, image in enumerate(pool.images[:25]):
+        Image.fromarray(image[0]).save(tmp_path / f"field/{number}.png")
+    words = ("--like", tmp_path / "field", "--shift", "feature", "--rounds", 1, "--lr", 0.01)
+    assert learn("--data", data(), *words) == 0
+    out = capsys.readouterr().out
+    for role in ("teach", "tune", "judge"):
+        assert f"like field: clients that {role} have " in out
+    told = Catalogue(store).manifest("fashion-cnn").evidence
+    assert told is not None
+    assert told.of == "5 simulated clients of data.npz, shift feature, like field, seed 0"
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -11,7 +11,7 @@ import torch
 from acclimate_adapters.methods.atp_training import average, refine
 from acclimate_learning.clients import Client, Pool, Population, simulate
 from acclimate_learning.errors import LearningError
-from acclimate_learning.rates import SEARCHED, Recipe, learn_rates
+from acclimate_learning.rates import LADDER, Recipe, learn_rates
 from acclimate_store import Bundle
 
 Clients = tuple[list[Client], list[Client]]
@@ -72,7 +72,7 @@ def test_learning_goes_on_from_a_checkpoint_to_the_same_rates(bundle: Bundle, cl
 def test_without_a_learning_rate_the_best_of_a_few_is_taken(bundle: Bundle, clients: Clients) -> None:
     recipe = Recipe(rounds=2, cohort=2, search_rounds=2, check_every=1)
     learned = learn_rates(bundle.model, bundle.manifest.input, *clients, recipe)
-    assert learned.lr in SEARCHED
+    assert learned.lr in LADDER
 
 
 def test_it_ends_once_other_clients_gain_no_more(bundle: Bundle, clients: Clients) -> None:
@@ -90,11 +90,19 @@ def test_rates_that_run_away_stop_it_with_advice(lr: float, bundle: Bundle, clie
         learn_rates(bundle.model, bundle.manifest.input, *clients, replace(SHORT, lr=lr, check_every=1))
 
 
-def test_a_learning_rate_is_looked_for_until_one_is_worse(bundle: Bundle, clients: Clients) -> None:
-    """With labels that are wrong, every step harms, and a smaller one less."""
+def test_a_learning_rate_is_looked_for_upwards_while_that_helps_and_else_downwards(
+    bundle: Bundle, clients: Clients
+) -> None:
+    """With labels that are wrong every step harms, a smaller one less; with right ones small steps are too small."""
+
+    def tried(teachers: list[Client], rounds: int) -> tuple[float, list[float]]:
+        told: list[str] = []
+        recipe = Recipe(rounds=1, cohort=4, search_rounds=rounds)
+        learned = learn_rates(bundle.model, bundle.manifest.input, teachers, clients[1], recipe, progress=told.append)
+        return learned.lr, sorted({float(what.removeprefix("lr ")) for what in told if what.startswith("lr")})
+
     wrong = [Client(c.name, c.images, (c.labels + 1) % 10, c.shift, c.kind) for c in clients[0]]
-    told: list[str] = []
-    recipe = Recipe(rounds=1, cohort=1, search_rounds=1)
-    learned = learn_rates(bundle.model, bundle.manifest.input, wrong, clients[1], recipe, progress=told.append)
-    assert learned.lr == SEARCHED[0]
-    assert set(told) == {f"lr {SEARCHED[0]:g}", f"lr {SEARCHED[1]:g}", "round 1"}
+    assert tried(wrong, 1) == (0.001, [0.001, 0.003, 0.01, 0.03, 0.1, 0.3])
+    lr, looked = tried(clients[0], 1)
+    assert lr > 0.1
+    assert looked == [each for each in LADDER if 0.1 <= each <= max(looked)]
