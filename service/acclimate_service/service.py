@@ -1,6 +1,7 @@
 """Everything the HTTP interface stands on, opened and closed together."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -63,6 +64,9 @@ from acclimate_service.trials.promotion import Champion, PairedTrial
 from acclimate_store import Bundle, BundleKey, Catalogue
 from acclimate_store.layout_choice import fastest
 
+_LAST_STEP_S: Final = 1.0
+"""Longest wait at the end for a step that nobody waits for any more."""
+_log = logging.getLogger(__name__)
 RETRY_WINDOW_MS: Final = 600_000
 """Longest time within which callers are expected to retry a request."""
 
@@ -152,7 +156,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         limits, metrics = _limits(settings), Metrics()
         asyncio.get_running_loop().set_default_executor(pool())
         worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
-        stack.callback(worker.close)
+        stack.callback(_close_worker, worker)
         low_priority = stack.enter_context(background())
         bundle = await worker.run(partial(_load_bundle, settings), always)
         configurations = _configurations(settings, bundle)
@@ -298,6 +302,12 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         if settings.round_interval_s is not None:
             rounds.repeat(settings.round_interval_s, settings.round_clients)
         yield service
+
+
+def _close_worker(worker: Worker) -> None:
+    """Stop the thread of torch. One that does not come back is left alone: nobody waits for it any more."""
+    if not worker.close(_LAST_STEP_S):
+        _log.error("the device is still at one piece of work after %.0f s; it is given up", worker.busy_s)
 
 
 async def _close_sessions(sessions: Sessions, challengers: Challengers | None, budget_s: float) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -13,6 +15,7 @@ from fastapi import FastAPI
 
 from acclimate_service.compute.adapters import summary
 from acclimate_service.compute.process import keep_freed_memory
+from acclimate_service.compute.worker import THREAD
 from acclimate_service.http.app import create_app
 from acclimate_service.http.protocol import Http1
 from acclimate_service.http.server import DrainingServer
@@ -22,8 +25,6 @@ from acclimate_service.settings import Settings, SettingsError
 Extend: TypeAlias = Callable[[FastAPI, Service], None]
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep idle connections, so that they never send into one that is just being closed."""
-GRACE_S = 30
-"""Longest wait at the end for batches under way."""
 _NO_SECRET = (
     "acclimate: ACCLIMATE_SECRET is empty; who reads the Redis and can guess a request, or the id of a client, "
     "finds them by their hashes"
@@ -40,15 +41,19 @@ def serve(settings: Settings, extend: Extend = lambda app, service: None) -> Non
         extend: adds to the application, once the service is open.
 
     Raises:
+        SystemExit: a signal came before the service was open.
         SettingsError: they contradict each other, or this machine.
         BundleError, StateError, EmbeddedRedisError: as `open_service`.
     """
     keep_freed_memory()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, extend))
-        except asyncio.CancelledError:
-            raise SystemExit(128 + signal.SIGTERM) from None
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        if any(thread.name.startswith(THREAD) for thread in threading.enumerate()):  # everything else is closed
+            os._exit(os.EX_SOFTWARE)  # Python would wait for it
 
 
 async def _serve(settings: Settings, extend: Extend) -> None:
@@ -67,7 +72,7 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             config = uvicorn.Config(
                 app,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=GRACE_S,
+                timeout_graceful_shutdown=settings.grace_s,
                 log_level="warning",
                 http=Http1,
                 ws="none",

@@ -1,5 +1,6 @@
 """All settings of the service: environment variables with the prefix ACCLIMATE_."""
 
+import math
 import os
 import socket
 from difflib import get_close_matches
@@ -200,6 +201,11 @@ class Settings(BaseSettings):
     def lead_s(self) -> float:
         """Seconds of draining: a replica that has its Redis to itself has no others to hand over to."""
         return (5.0 if self.redis_url else 0.0) if self.drain_lead_s is None else self.drain_lead_s
+
+    @property
+    def grace_s(self) -> int:
+        """Longest wait at the end for requests under way: no caller waits longer."""
+        return math.ceil(self.request_timeout_ms / 1000)
 
 
 def read_settings(**overrides: Any) -> Settings:

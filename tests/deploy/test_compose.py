@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from acclimate_service.serving import GRACE_S
 from acclimate_service.settings import Settings
 from acclimate_service.state.errors import StoreUnfit
 
@@ -66,7 +65,7 @@ def test_every_variable_of_a_replica_is_a_setting(services):
 def test_a_replica_may_drain_finish_its_batches_and_write_its_snapshots_before_it_is_killed(services):
     grace = int(services["acclimate-1"]["stop_grace_period"].removesuffix("s"))
     settings = Settings(redis_url=services["acclimate-1"]["environment"]["ACCLIMATE_REDIS_URL"])
-    assert grace > settings.lead_s + GRACE_S + settings.drain_budget_s
+    assert grace > settings.lead_s + settings.grace_s + settings.drain_budget_s
 
 
 async def test_the_service_entrusts_its_states_to_a_redis_started_as_the_composition_does(services, entrust):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from acclimate_service.serving import GRACE_S
 from acclimate_service.settings import Settings
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -163,7 +162,7 @@ def test_all_replicas_but_the_new_one_stay_while_a_rollout_waits_for_it(workload
 
 def test_a_replica_may_drain_finish_its_batches_and_write_its_snapshots_before_it_is_killed(workloads, settings):
     grace = workloads["acclimate"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > settings.lead_s + GRACE_S + settings.drain_budget_s
+    assert grace > settings.lead_s + settings.grace_s + settings.drain_budget_s
 
 
 def test_liveness_never_asks_redis_and_readiness_does(workloads):

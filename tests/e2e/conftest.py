@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,18 @@ sys.path.insert(0, str(Path(__file__).parent))  # where the tests find `exactly_
 
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "model_store" / "bundles"
+SERVE = (Path(sys.executable).with_name("acclimate"), "serve")
 Images = NDArray[np.uint8]
 
 
 class Process:
     """A running `acclimate serve`."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, command: Sequence[str | Path] = SERVE) -> None:
         self.log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [Path(sys.executable).with_name("acclimate"), "serve"],
+                command,
                 env={**os.environ, **environment},
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -76,14 +77,16 @@ class Process:
 def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Start the service; `settings` are variables without their prefix. Each start uses the same data directory.
 
+    `command` is another program that serves, instead of `acclimate serve`.
+
     States are stored exactly: answers are compared with those of uninterrupted runs, digit by digit.
     """
     processes: list[Process] = []
 
-    def start(**settings: Any) -> Process:
+    def start(*, command: Sequence[str | Path] = SERVE, **settings: Any) -> Process:
         defaults = {"data_dir": tmp_path / "data", "model_store": BUNDLES, "port": 0, "threads": 1, "state_budget": 1}
         variables = {f"ACCLIMATE_{name.upper()}": str(value) for name, value in {**defaults, **settings}.items()}
-        processes.append(Process(variables, tmp_path / "stderr.log"))
+        processes.append(Process(variables, tmp_path / "stderr.log", command))
         return processes[-1]
 
     yield start

@@ -1,7 +1,11 @@
 """A replica that is told to end: it says so, answers on, hands its clients over, and is gone in time."""
 
+import os
+import random
 import signal
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -12,7 +16,8 @@ IMAGE = {"Content-Type": "application/octet-stream", "X-Tensor-Shape": "1,28,28"
 
 
 def predict(http, client):
-    return http.post(f"/clients/{client}/predict", content=bytes(28 * 28), headers=IMAGE)
+    content = random.randbytes(28 * 28)  # a flat picture takes no step
+    return http.post(f"/clients/{client}/predict", content=content, headers=IMAGE)
 
 
 def await_unready(http):
@@ -66,6 +71,52 @@ def test_at_the_end_journals_become_snapshots_as_far_as_the_budget_goes(serve, s
         state = client.get("cam").state
         assert (state.version, state.base, state.journal_entries) == (3, base, 3 - base)
         assert client.predict("cam", batches[3]).state.version == 4
+
+
+STUCK = """
+import sys, time
+from dataclasses import dataclass
+from typing import ClassVar
+from acclimate_adapters import ADAPTERS, State, Step
+from acclimate_service.cli import main
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    name: ClassVar[str] = "stuck"
+    layout: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def init(self, model):
+        return State(self.name, self.layout, model.content_hash)
+
+    def form(self, model, state):
+        return {}
+
+    def step(self, model, state, x):
+        print("at work", file=sys.stderr, flush=True)
+        time.sleep(3600)
+
+ADAPTERS["stuck"] = Stuck
+main(["serve"])
+"""
+
+
+def test_a_step_that_never_comes_back_does_not_hold_the_process(serve):
+    service = serve(command=(sys.executable, "-c", STUCK), adapter="none", request_timeout_ms=1000, drain_budget_s=1)
+    with httpx.Client(base_url=service.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
+        assert predict(http, "cam").status_code == 200
+        assert http.put("/clients/stuck", json={"adapter": "stuck"}).status_code == 200
+        held = pool.submit(predict, http, "stuck")
+        deadline = time.monotonic() + 30
+        while "at work" not in service.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        service.signal(signal.SIGTERM)
+        assert service.wait() == os.EX_SOFTWARE
+        assert isinstance(held.exception(), httpx.HTTPError) or held.result().status_code >= 500
+    assert "is still at one piece of work" in service.log.read_text()
+    with Client(serve().url) as client:
+        assert client.get("cam").state.version == 1
 
 
 def test_a_replica_alone_with_its_redis_ends_at_once(serve):

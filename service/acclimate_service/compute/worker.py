@@ -1,6 +1,7 @@
 """The one thread that runs torch, and the queue of those who wait for it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ Admit: TypeAlias = Callable[[], Awaitable[None]]
 Together: TypeAlias = Callable[[Sequence[W]], Sequence[T | Exception]]
 """Does several pieces of work at once, and gives of each the result or what it raised."""
 
+THREAD: Final = "acclimate-torch"
+"""How the name of the thread begins."""
 MOST_ROWS: Final = 128
 """Rows that are taken together: more gain little over two halves, and let whoever came in between wait too long."""
 
@@ -54,7 +57,7 @@ class Worker:
         self._group: list[_Waiting] = []  # whose turn it is
         self._undecided = 0  # of these, who have yet to say whether their work is still wanted
         self._began: float | None = None  # when what is at hand was begun
-        self._executor = ThreadPoolExecutor(1, "acclimate-torch")
+        self._executor = ThreadPoolExecutor(1, THREAD)
         self._executor.submit(take_threads, threads).result()
         take_threads(1)
 
@@ -120,9 +123,12 @@ class Worker:
         """Seconds since the work at hand was begun; 0 if there is none."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
-    def close(self) -> None:
-        """Finish the work at hand and stop the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+    def close(self, patience_s: float = math.inf) -> bool:
+        """Finish the work at hand and stop the thread; False if that takes longer than this patience."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for thread in self._executor._threads:
+            thread.join(None if patience_s == math.inf else patience_s)
+        return not any(thread.is_alive() for thread in self._executor._threads)
 
     def _begin(self) -> None:
         """Let those whose turn it is next say whether their work is still wanted; the thread is free till then.
