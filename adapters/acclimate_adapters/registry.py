@@ -6,6 +6,7 @@ from typing import Any
 
 from acclimate_adapters.adapter import Adapter
 from acclimate_adapters.balanced.balanced import Balanced
+from acclimate_adapters.consensus import Consensus
 from acclimate_adapters.errors import ConfigurationError, UnknownAdapter
 from acclimate_adapters.hyperparameters import schema as schema_of
 from acclimate_adapters.methods.atp import Atp
@@ -30,6 +31,7 @@ ADAPTERS: Mapping[str, type[Adapter]] = {
     "balanced": Balanced,
     "bbse": Bbse,
     "bn_adapt": BnAdapt,
+    "consensus": Consensus,
     "dynfed": DynFed,
     "em": Em,
     "fed_ade": FedAde,

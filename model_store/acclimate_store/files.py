@@ -17,8 +17,8 @@ SOURCE_FILE = "source.safetensors"
 SOURCE_RECORD_FILE = "source.json"
 REQUIRED_FILES = (MODEL_FILE, SOURCE_FILE, SOURCE_RECORD_FILE)
 FROZEN_GRAPH = "frozen.onnx"
-STEM_GRAPH, BALANCED_GRAPH = "balanced_stem.onnx", "balanced.onnx"
-GRAPHS = (FROZEN_GRAPH, STEM_GRAPH, BALANCED_GRAPH)
+STEM_GRAPH, BALANCED_GRAPH, BLENDED_GRAPH = "balanced_stem.onnx", "balanced.onnx", "bn_adapt.onnx"
+GRAPHS = (FROZEN_GRAPH, STEM_GRAPH, BALANCED_GRAPH, BLENDED_GRAPH)
 """Files that a bundle may have: the passes of its very model for ONNX Runtime."""
 
 

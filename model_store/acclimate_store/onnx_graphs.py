@@ -1,16 +1,15 @@
 """Graphs of a model's passes for ONNX Runtime: how they are exported, and how they are run.
 
 `frozen.onnx` is the frozen pass. `balanced.onnx` is one pass of `balanced`: it takes the statistics of clients beside
-their images and gives their moments. What comes before the first BatchNorm layer is a graph of its own,
-`balanced_stem.onnx`, since both passes over a batch share it. They are exported from the very passes that torch runs,
-so the method exists once.
+their images and gives their moments. `bn_adapt.onnx` is the pass of BN-Adapt, which `consensus` takes beside both of
+these. What comes before the first BatchNorm layer is a graph of its own, `balanced_stem.onnx`, since all passes over a
+batch share it. They are exported from the very passes that torch runs, so each method exists once.
 
 Running them needs onnxruntime; exporting them needs onnx and onnxscript as well.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import onnxruntime  # type: ignore[import-untyped]
@@ -20,10 +19,20 @@ from torch.export import Dim
 
 from acclimate_adapters import FrozenModel, Pass, create, missing
 from acclimate_adapters.balanced.moments import SourceMoments, layer_widths
-from acclimate_adapters.balanced.passes import Passed, Rows, Run, StemOutput, Terms, bent_pass
+from acclimate_adapters.balanced.passes import (
+    Blending,
+    Passed,
+    Rows,
+    Run,
+    StemOutput,
+    Terms,
+    TorchRun,
+    bent_pass,
+    blended_pass,
+)
 from acclimate_adapters.network.probes import Norm
 from acclimate_store.errors import GraphError
-from acclimate_store.files import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
+from acclimate_store.files import BALANCED_GRAPH, BLENDED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
 
 _FROZEN: Final = ("features", "logits")
 """Outputs of the frozen pass."""
@@ -32,8 +41,12 @@ MODEL: Final = "acclimate.model"
 _PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """Execution provider by the type of a torch device."""
 _STEM = tuple(f"stem_{field}" for field in StemOutput._fields)
-_INPUTS = (*_STEM, *Rows._fields, *Terms._fields)
+_BATCH = (*_STEM, *Rows._fields)
+_INPUTS = (*_BATCH, *Terms._fields)
+_BLENDED_INPUTS = (*_BATCH, *Blending._fields)
 _OUTPUTS = Passed._fields[:-1]  # all but the names of the layers
+_ANY_NUMBER, _BY_CLIENT = {0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}
+_ROW_SHAPES = (*[_ANY_NUMBER] * 5, _ANY_NUMBER | _BY_CLIENT)  # of `_BATCH`
 _LAYERS = "acclimate.layers"  # metadata: names of the layers in their order
 
 
@@ -50,7 +63,7 @@ def export_graphs(model: FrozenModel, shape: Sequence[int], progress: Callable[[
     """
     exports = {FROZEN_GRAPH: export_frozen}
     if layer_widths(model) and not missing(create("balanced"), model):
-        exports |= {STEM_GRAPH: export_stem, BALANCED_GRAPH: export_balanced}
+        exports |= {STEM_GRAPH: export_stem, BALANCED_GRAPH: export_balanced, BLENDED_GRAPH: export_blended}
     graphs = {}
     for file, export in exports.items():
         progress(f"exporting {file}")
@@ -130,6 +143,20 @@ class BentNetwork(nn.Module):
         return tuple(tensors)
 
 
+class BlendedNetwork(nn.Module):
+    """The pass of BN-Adapt as a function of tensors: fields of `StemOutput`, `Rows` and `Blending` to logits."""
+
+    def __init__(self, model: FrozenModel) -> None:
+        super().__init__()
+        self._model = model
+        self.eval()
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The pass."""
+        stem, rows, blending = StemOutput(*inputs[:3]), Rows(*inputs[3:6]), Blending(*inputs[6:])
+        return blended_pass(self._model, rows, blending, lambda _: stem)
+
+
 def export_stem(model: FrozenModel, shape: Sequence[int]) -> bytes:
     """The graph of what comes before the first BatchNorm layer, for any number of rows; as `export_balanced`."""
     _require_layers(SourceMoments.of(model))
@@ -152,13 +179,25 @@ def export_balanced(model: FrozenModel, shape: Sequence[int]) -> bytes:
     """
     source = SourceMoments.of(model)
     _require_layers(source)
-    network, inputs = BentNetwork(model, source), _example(model, source, source.prior.new_zeros(3, *shape))
-    any_number, by_client = {0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}
-    shapes = ((*[any_number] * 5, any_number | by_client, by_client, by_client, *[any_number] * 3),)
+    moments = (source.overall.unsqueeze(1).repeat(1, 2, 1) for _ in range(2))
+    network, inputs = BentNetwork(model, source), (*_example_rows(model, source, shape), *moments, *_numbers(source, 3))
+    shapes = ((*_ROW_SHAPES, _BY_CLIENT, _BY_CLIENT, *[_ANY_NUMBER] * 3),)
     with torch.no_grad():
         layers = network.passed(*inputs).layers
     metadata = {MODEL: model.content_hash, _LAYERS: json.dumps(layers)}
     return _export(network, inputs, shapes, inputs=_INPUTS, outputs=_OUTPUTS, metadata=metadata)
+
+
+def export_blended(model: FrozenModel, shape: Sequence[int]) -> bytes:
+    """The graph of the pass of BN-Adapt, for any number of rows and clients; as `export_balanced`."""
+    source = SourceMoments.of(model)
+    _require_layers(source)
+    inputs = (*_example_rows(model, source, shape), *_numbers(source, 2))
+    shapes = ((*_ROW_SHAPES, *[_ANY_NUMBER] * 2),)
+    metadata = {MODEL: model.content_hash}
+    return _export(
+        BlendedNetwork(model), inputs, shapes, inputs=_BLENDED_INPUTS, outputs=("logits",), metadata=metadata
+    )
 
 
 def _require_layers(source: SourceMoments) -> None:
@@ -166,14 +205,18 @@ def _require_layers(source: SourceMoments) -> None:
         raise GraphError("the model has no BatchNorm layer to bend: `balanced` runs it as it is")
 
 
-def _example(model: FrozenModel, source: SourceMoments, x: Tensor) -> tuple[Tensor, ...]:
-    """Inputs of two clients; no tensor twice, since the exporter would take both for one input."""
+def _example_rows(model: FrozenModel, source: SourceMoments, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Rows of two clients, and what comes out of the stem for them."""
+    x = source.prior.new_zeros(3, *shape)
     rows = Rows.of([x[:1], x[1:]], source.prior)
-    moments = [source.overall.unsqueeze(1).repeat(1, 2, 1) for _ in range(2)]
-    ones = [source.prior.new_ones(2) for _ in range(3)]
     with torch.no_grad():
         stem = [each.clone() for each in BeforeNorms(model)(x)]
-    return *stem, *rows, *moments, *ones
+    return *stem, *rows
+
+
+def _numbers(source: SourceMoments, fields: int) -> list[Tensor]:
+    """So many fields of a number for each of two clients; no tensor twice: the exporter would take it for one input."""
+    return [source.prior.new_ones(2) for _ in range(fields)]
 
 
 def _export(
@@ -272,25 +315,46 @@ class OnnxFrozen:
 
 
 class OnnxPasses:
-    """Runs the graphs of `export_stem` and `export_balanced`; to be given to `Balanced.step_many`.
+    """Runs the graphs of `export_stem`, `export_balanced` and `export_blended`; to be given to `step_many`.
 
-    Other arguments as of `OnnxSession`.
+    Other arguments as of `OnnxSession`. Bundles of before have no graph of the blended pass: torch runs that one.
     """
 
-    def __init__(self, stem: bytes, graph: bytes, model: FrozenModel, threads: int | None = None) -> None:
-        self._stem = OnnxSession(stem, model, threads)
-        self._session = OnnxSession(graph, model, threads, awake=True)
-        self._layers = tuple(json.loads(self._session.metadata[_LAYERS]))
+    def __init__(
+        self, stem: bytes, bent: bytes, blended: bytes | None, model: FrozenModel, threads: int | None = None
+    ) -> None:
+        self.model = model
+        self.stem = OnnxSession(stem, model, threads)
+        self.bent = OnnxSession(bent, model, threads, awake=True)
+        self.blended = None if blended is None else OnnxSession(blended, model, threads, awake=True)
+        self.layers = tuple(json.loads(self.bent.metadata[_LAYERS]))
 
     def __call__(self, rows: Rows) -> Run:
         """As `Passes`."""
-        return partial(self._run, StemOutput(*self._stem.run(_STEM, {"x": rows.x})), rows)
+        return OnnxRun(self, rows)
 
-    def _run(self, stem: StemOutput, rows: Rows, terms: Terms) -> Passed:
+
+class OnnxRun:
+    """Passes over some rows by the graphs of a model."""
+
+    def __init__(self, graphs: OnnxPasses, rows: Rows) -> None:
+        self._graphs, self._rows = graphs, rows
+        self._batch = (*graphs.stem.run(_STEM, {"x": rows.x}), *rows)
+
+    def __call__(self, terms: Terms) -> Passed:
+        """As `Run`."""
         noise = torch.zeros_like(terms.most) if terms.noise is None else terms.noise
-        outputs = self._session.run(_OUTPUTS, dict(zip(_INPUTS, (*stem, *rows, *terms[:-1], noise), strict=True)))
-        tensors = [each.to(rows.x.device) for each in outputs]
-        return Passed._make([*tensors, self._layers])
+        inputs = dict(zip(_INPUTS, (*self._batch, *terms[:-1], noise), strict=True))
+        tensors = [each.to(self._rows.x.device) for each in self._graphs.bent.run(_OUTPUTS, inputs)]
+        return Passed._make([*tensors, self._graphs.layers])
+
+    def blended(self, blending: Blending) -> Tensor:
+        """As `Run.blended`."""
+        if self._graphs.blended is None:
+            return TorchRun(self._graphs.model, SourceMoments.of(self._graphs.model), self._rows).blended(blending)
+        inputs = dict(zip(_BLENDED_INPUTS, (*self._batch, *blending), strict=True))
+        (logits,) = self._graphs.blended.run(("logits",), inputs)
+        return logits.to(self._rows.x.device)
 
 
 def provider_for(device: torch.device) -> str:

@@ -11,17 +11,20 @@ from torch import Tensor
 
 from acclimate_adapters import FrozenModel, Pass
 from acclimate_adapters.balanced.balanced import Balanced
-from acclimate_adapters.balanced.passes import Passes
+from acclimate_adapters.balanced.moments import SourceMoments
+from acclimate_adapters.balanced.passes import Blending, Passes, Rows, TorchPasses
+from acclimate_adapters.consensus import PRIOR_STRENGTH
 from acclimate_store.errors import GraphError
-from acclimate_store.files import BALANCED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
+from acclimate_store.files import BALANCED_GRAPH, BLENDED_GRAPH, FROZEN_GRAPH, STEM_GRAPH
 
 Choice: TypeAlias = Literal["auto", "onnx", "torch"]
 """`auto` takes ONNX Runtime where it can; `onnx` insists on it."""
 TOLERANCE = 1e-4
 """Largest difference of a pass from torch, relative to the largest value."""
 STEP_TOLERANCE = 1e-3
-"""The same of a step of `balanced`, which follows its own statistics: on a network of random weights rounding to single
-precision changes a step in torch by 2e-5, its first pass by 2e-7, and ONNX Runtime's order of sums a step by 1e-4."""
+"""The same of what follows its own statistics, a step of `balanced` or the pass of BN-Adapt: on a network of random
+weights rounding to single precision changes a step in torch by 2e-5, its first pass by 2e-7, and ONNX Runtime's order
+of sums a step by 1e-4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Runtime:
     Args:
         name: of the runtime and its version; another one may differ in the last bits.
         model: the model, whose frozen passes are computed by it.
-        passes: those of `balanced`; None for torch's.
+        passes: those of `balanced` and `consensus`; None for torch's.
     """
 
     name: str
@@ -93,9 +96,12 @@ def _in_onnx(model: FrozenModel, directory: Path, files: Mapping[str, str], prob
         if STEM_GRAPH not in files:
             hint = "`acclimate models add-onnx` publishes a version that has it"
             raise GraphError(f"{BALANCED_GRAPH} needs {STEM_GRAPH}, which the bundle lacks: {hint}")
-        stem, graph = ((directory / file).read_bytes() for file in (STEM_GRAPH, BALANCED_GRAPH))
-        passes = OnnxPasses(stem, graph, model, threads)
+        stem, bent = ((directory / file).read_bytes() for file in (STEM_GRAPH, BALANCED_GRAPH))
+        blended = (directory / BLENDED_GRAPH).read_bytes() if BLENDED_GRAPH in files else None
+        passes = OnnxPasses(stem, bent, blended, model, threads)
         _check_balanced(model, passes, probe)
+        if blended is not None:
+            _check_blended(model, passes, probe)
     return Runtime(runtime_version(), model.with_runtime(frozen), passes)
 
 
@@ -113,6 +119,14 @@ def _check_balanced(model: FrozenModel, passes: Passes, probe: Tensor) -> None:
     for mine, other in zip(in_torch, in_onnx, strict=True):
         state = ((tensor, other.state.tensors[name]) for name, tensor in mine.state.tensors.items())
         _check(f"{STEM_GRAPH} with {BALANCED_GRAPH}", STEP_TOLERANCE, (mine.logits, other.logits), *state)
+
+
+def _check_blended(model: FrozenModel, passes: Passes, probe: Tensor) -> None:
+    """By two clients, as `_check_balanced`."""
+    source, batches = SourceMoments.of(model), model.batch(probe).chunk(2)
+    rows, blending = Rows.of(batches, source.prior), Blending.of(batches, PRIOR_STRENGTH, source.prior)
+    mine, other = (by(rows).blended(blending) for by in (TorchPasses(model, source), passes))
+    _check(f"{STEM_GRAPH} with {BLENDED_GRAPH}", STEP_TOLERANCE, (mine, other))
 
 
 def _check(file: str, tolerance: float, *answers: tuple[Tensor, Tensor]) -> None:

@@ -28,6 +28,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "fedthe": {},
     "fedcal": {},
     "balanced": {},
+    "consensus": {},
     "atp+fedcal": {"fedcal": {"estimator": "em"}},
 }
 Labelled: TypeAlias = Callable[[int, int], tuple[NDArray[np.uint8], NDArray[np.int64]]]

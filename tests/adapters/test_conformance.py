@@ -89,6 +89,9 @@ EXAMPLES = [
     Example("bbse", {"mode": "soft", "solver": "pinv"}, neutral=({}, {"confusion": ALL_ALIKE})),
     Example("bn_adapt", neutral=({"prior_strength": 1e9}, {})),
     Example("bn_adapt+fedcal", neutral=None, no_neutral_because=NO_PRIOR_IS_EXACT),
+    Example(
+        "consensus", neutral=None, no_neutral_because="it has no hyper-parameters, and T3A's veto is never complete"
+    ),
     Example("dynfed", {"mode": "online"}, neutral=({}, {"rates": {}})),
     Example("dynfed", {"mode": "batch"}, neutral=({}, {"rates": {}})),
     Example("dynfed", {"arn": "mlp", "mode": "online"}, neutral=({"lam": 1.0}, {"rates": {}})),

@@ -30,7 +30,7 @@ from acclimate_adapters.balanced.moments import source_moments
 from acclimate_adapters.network.direction import direction
 
 QUICK = {"memo": {"views": 2}, "fedthe_plus": {"views": 2, "tuning_steps": 1}}
-NEED_BATCH_NORM = {"bn_adapt"}
+NEED_BATCH_NORM = {"bn_adapt", "consensus"}
 
 
 @dataclass(frozen=True)

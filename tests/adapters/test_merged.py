@@ -200,6 +200,8 @@ def test_a_network_that_normalises_by_the_batch_never_merges(logit_model: Callab
         ("bn_adapt+em", True, True, True),
         ("balanced", True, False, True),
         ("balanced", True, True, False),
+        ("consensus", True, False, True),
+        ("consensus", True, True, False),
     ],
 )
 def test_it_is_told_whether_torch_runs_the_network(
@@ -210,7 +212,7 @@ def test_it_is_told_whether_torch_runs_the_network(
     assert in_torch(create(name), served, own) == expected
 
 
-@pytest.mark.parametrize("name", ["balanced", "fedcal", "atp", "atp+fedcal"])
+@pytest.mark.parametrize("name", ["balanced", "consensus", "fedcal", "atp", "atp+fedcal"])
 def test_the_influence_of_a_batch_is_bounded_as_alone(name: str, model: FrozenModel, streams: Tensor) -> None:
     adapter = create(name)
     states = [adapter.step(model, adapter.init(model), streams[client, 0, :5]).state for client in (0, 1)]

@@ -18,6 +18,7 @@ from acclimate_adapters import create, missing
 from acclimate_adapters.balanced.moments import source_moments
 from acclimate_store import Catalogue, MeasureError, load_streams
 from acclimate_store.cli import add_parser
+from acclimate_store.files import GRAPHS
 from acclimate_store.plausibility import sign_test
 
 Acclimate = Callable[..., int]
@@ -131,7 +132,7 @@ def test_weights_are_shared_and_other_files_kept(
     store = tmp_path / "store/fashion-cnn"
     assert (store / "2/model.safetensors").samefile(store / "2-again/model.safetensors")
     assert (store / "2/LICENSE.txt").read_bytes() == (store / "1/LICENSE.txt").read_bytes()
-    assert {path.name for path in store.glob("2/*.onnx")} == {"frozen.onnx", "balanced.onnx", "balanced_stem.onnx"}
+    assert {path.name for path in store.glob("2/*.onnx")} == {*GRAPHS}
     assert not list(store.glob("2-again/*.onnx"))
     manifest = Catalogue(tmp_path / "store").manifest("fashion-cnn", "2")
     assert manifest.provenance.endswith("Measured on 480 labelled images of labelled.npz.")

@@ -177,7 +177,12 @@ class Balanced:
 
     @np.errstate(all="ignore")  # what overflows ends as NaN in the answer or the state, which the guard refuses
     def step_many(
-        self, model: FrozenModel, states: Sequence[State], batches: Sequence[Tensor], passes: Passes | None = None
+        self,
+        model: FrozenModel,
+        states: Sequence[State],
+        batches: Sequence[Tensor],
+        passes: Passes | None = None,
+        run: Run | None = None,
     ) -> list[Step]:
         """The steps of several clients, whose rows go through the network together; up to rounding, those of `step`.
 
@@ -186,6 +191,7 @@ class Balanced:
             states: one for each client, no client twice.
             batches: of each client, [B, C, H, W] of the same C, H and W.
             passes: what runs the network; torch by default.
+            run: its passes over these rows, where others take some of them, too.
 
         Raises:
             InputError, StateMismatch: as `Adapter.step`, for any of the clients.
@@ -194,7 +200,7 @@ class Balanced:
         source = model.derived(SourceMoments.of)
         turns = [self._turn(model, source, state, x) for state, x in zip(states, batches, strict=True)]
         passes = passes or TorchPasses(model, source)
-        run = passes(Rows.of([turn.x for turn in turns], source.prior))
+        run = run or passes(Rows.of([turn.x for turn in turns], source.prior))
         plain = self._style_only(run, source, turns)
         drifts = [self._drift(source, turn, answer) for turn, answer in zip(turns, plain, strict=True)]
         self._restart(passes, source, turns, plain, drifts)

@@ -1,7 +1,8 @@
 """The forward passes of `balanced`: BatchNorm layers normalise by statistics bent towards the clients in the batch.
 
 Rows of several clients go through the network together, since in evaluation mode BatchNorm is a scale and a shift per
-channel, which each row may have of its own. Equations are numbered in the docstring of `Balanced`.
+channel, which each row may have of its own. Equations are numbered in the docstring of `Balanced`. `consensus` takes
+the pass of BN-Adapt over the same rows, which blends those statistics instead: `Blend`.
 
 These few operations per layer run between the layers of a network that itself may take no more than milliseconds, so
 they are written to be few: what the layers have in common is computed for all of them before the pass.
@@ -10,7 +11,7 @@ they are written to be few: what the layers have in common is computed for all o
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from acclimate_adapters.errors import InputError
 from acclimate_adapters.functional import Numbers, log_softmax, numbers
 from acclimate_adapters.network.model import FrozenModel, require_finite
 from acclimate_adapters.network.probes import Norm
+
+T = TypeVar("T")
 
 
 class Rows(NamedTuple):
@@ -119,8 +122,31 @@ class StemOutput(NamedTuple):
         return cls(x, a, b)
 
 
-Run: TypeAlias = Callable[[Terms], Passed]
-"""One pass, without gradient, over rows that are already known."""
+class Blending(NamedTuple):
+    """What the pass of BN-Adapt must know of G clients."""
+
+    size: Tensor  # [G], rows of the batch
+    weight: Tensor  # [G], of its statistics against those of training, in 0..1
+
+    @classmethod
+    def of(cls, batches: Iterable[Tensor], prior_strength: float, like: Tensor) -> "Blending":
+        """Of one batch [B, C, H, W] each, whose training statistics count for so many rows."""
+        size = like.new_tensor([len(x) for x in batches])
+        return cls(size, size / (size + prior_strength))
+
+
+class Run(Protocol):
+    """Passes, without gradient, over rows that are already known; what precedes the first BatchNorm layer is shared."""
+
+    def __call__(self, terms: Terms) -> Passed:
+        """One pass with bent statistics."""
+        ...
+
+    def blended(self, blending: Blending) -> Tensor:
+        """Logits [R, K] of the pass of BN-Adapt."""
+        ...
+
+
 AtFirstLayer: TypeAlias = Callable[[Tensor], StemOutput]
 """Is shown the input of the first BatchNorm layer, where statistics begin to matter, and gives what the layer takes."""
 
@@ -140,19 +166,34 @@ class TorchPasses:
         self._model, self._source = model, source
 
     def __call__(self, rows: Rows) -> Run:
-        """As `Passes`; the pass raises InputError as `FrozenModel.run`."""
-        return partial(self._run, rows, Stem())
+        """As `Passes`."""
+        return TorchRun(self._model, self._source, rows)
 
-    def _run(self, rows: Rows, stem: Stem, terms: Terms) -> Passed:
+
+class TorchRun:
+    """Passes of the frozen model over some rows; each raises InputError as `FrozenModel.run`."""
+
+    def __init__(self, model: FrozenModel, source: SourceMoments, rows: Rows) -> None:
+        self._model, self._source, self._rows, self._stem = model, source, rows, Stem()
+
+    def __call__(self, terms: Terms) -> Passed:
+        """As `Run`."""
+        return self._sharing(partial(bent_pass, self._model, self._source, self._rows, terms))
+
+    def blended(self, blending: Blending) -> Tensor:
+        """As `Run.blended`."""
+        return self._sharing(partial(blended_pass, self._model, self._rows, blending))
+
+    def _sharing(self, run: Callable[[AtFirstLayer], T]) -> T:
         with ExitStack() as stack, torch.no_grad():
-            stack.enter_context(stem)
+            stack.enter_context(self._stem)
 
             def end_stem(x: Tensor) -> StemOutput:
                 output = StemOutput.of(x)
                 stack.close()
                 return output
 
-            return bent_pass(self._model, self._source, rows, terms, end_stem)
+            return run(end_stem)
 
 
 def bent_pass(
@@ -164,6 +205,11 @@ def bent_pass(
     ran = bend.strengths
     strengths = torch.cat([*ran.values()], dim=-1).T if ran else terms.most.new_zeros(0, terms.most.shape[0])
     return Passed(answer.logits, answer.features, bend.moments(), bend.first, strengths, tuple(ran))
+
+
+def blended_pass(model: FrozenModel, rows: Rows, blending: Blending, at_first_layer: AtFirstLayer) -> Tensor:
+    """Logits [R, K] of one pass of the frozen model with blended statistics."""
+    return model.run(rows.x, normalise=Blend(rows, blending, at_first_layer)).logits
 
 
 class Bend:
@@ -216,6 +262,31 @@ class Bend:
         kept = by_layer(self._terms.before - self._terms.expected, self._source.widths)
         sides = zip(*(self._deviations.get(name, both) for name, both in kept.items()), strict=True)
         return torch.stack([torch.cat(side, dim=-1) for side in sides]) + self._terms.expected
+
+
+class Blend:
+    """Normalises by running statistics blended with those of each client's batch, as `bn_adapt` does for one client."""
+
+    def __init__(self, rows: Rows, blending: Blending, at_first_layer: AtFirstLayer) -> None:
+        self._rows, self._at_first_layer, self._first = rows, at_first_layer, True
+        self._size, self._weight = (each.unsqueeze(-1) for each in blending)
+
+    def __call__(self, norm: Norm, x: Tensor) -> Tensor:
+        """Normalise x [R, c, ...]; a client with one value per channel, whose variance is undefined, as at training."""
+        if self._first:
+            (x, a, b), self._first = self._at_first_layer(x), False
+            pixels = x[0, 0].numel()
+        else:
+            a, b, pixels = row_sums(x)
+        mean, square = (self._rows.share @ side / pixels for side in (a, b))
+        values = self._size * pixels  # per channel
+        variance = (square - mean * mean).relu() * (values / (values - 1).clamp_min(1))  # unbiased
+        weight = self._weight * (values > 1)
+        running_mean, running_var = norm.running_mean.to(mean), norm.running_var.to(mean)
+        blended = (
+            running + weight * (batch - running) for running, batch in ((running_mean, mean), (running_var, variance))
+        )
+        return rescale(norm, x, self._rows, *blended)
 
 
 def shrink(layer: Layer, d1: Tensor, most: Tensor, noise: Tensor) -> Tensor:

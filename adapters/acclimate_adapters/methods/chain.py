@@ -1,6 +1,6 @@
 """Chains: an adapter that changes the weights, followed by one that corrects the class prior of its answer."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -75,32 +75,32 @@ class Chain:
     def init(self, model: FrozenModel, **enrolment: Tensor) -> State:
         """The state of a client that has sent nothing yet; an enrolment goes to the weights."""
         parts = self.weights.init(model, **enrolment), self.prior.init(model)
-        return State(self.name, self.layout, model.content_hash, tensors=_join(parts))
+        return State(self.name, self.layout, model.content_hash, tensors=join(parts))
 
     def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
         """The state with labelled rows taken in by those parts that learn from them, as `Learning.learn`."""
         require_state(self, model, state)
         parts = [
-            part.learn(model, _part(state, part), rows) if learns(part) else _part(state, part)
+            part.learn(model, part_of(state, part), rows) if learns(part) else part_of(state, part)
             for part in (self.weights, self.prior)
         ]
-        return replace(state, tensors=_join(parts))
+        return replace(state, tensors=join(parts))
 
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """Those of both parts, as `Adapter.form`."""
         return {
             f"{part.name}.{name}": form
             for part in (self.weights, self.prior)
-            for name, form in part.form(model, _part(state, part)).items()
+            for name, form in part.form(model, part_of(state, part)).items()
         }
 
     def bounded(self, model: FrozenModel, before: State, after: State, rows: int, influence: float) -> State:
         """Each part bounded in its own way, as `Bounding.bounded`."""
         parts = [
-            bounded(part, model, _part(before, part), _part(after, part), rows, influence)
+            bounded(part, model, part_of(before, part), part_of(after, part), rows, influence)
             for part in (self.weights, self.prior)
         ]
-        return replace(after, tensors=_join(parts))
+        return replace(after, tensors=join(parts))
 
     def cost(self, model: FrozenModel, rows: int) -> Cost:
         """Of the weights, and of the prior but for its pass, as `Costly.cost`."""
@@ -118,11 +118,11 @@ class Chain:
     def slices(self, model: FrozenModel, state: State, x: Tensor) -> Generator[None, None, Step]:
         """The step in the slices of the weights, as `Sliced.slices`."""
         require_state(self, model, state)
-        adapted = yield from slices(self.weights, model, _part(state, self.weights), x)
+        adapted = yield from slices(self.weights, model, part_of(state, self.weights), x)
         if adapted.features is None:
             raise ConfigurationError(f"adapter {self.weights.name!r} shows no features that {self.name!r} could use")
-        answer = self.prior.correct(model, _part(state, self.prior), adapted.logits, adapted.features)
-        new = state.next(_join((adapted.state, answer.state)))
+        answer = self.prior.correct(model, part_of(state, self.prior), adapted.logits, adapted.features)
+        new = state.next(join((adapted.state, answer.state)))
         signals = {**adapted.signals, **answer.signals}
         return Step(answer.logits, new, signals, adapted.frozen_logits, adapted.features, uncorrected=adapted.logits)
 
@@ -163,11 +163,13 @@ def chain(parts: Sequence[Adapter]) -> Chain:
     return Chain(first, last)
 
 
-def _join(parts: Sequence[State]) -> dict[str, Tensor]:
+def join(parts: Iterable[State]) -> dict[str, Tensor]:
+    """The tensors of several states, each under the name of its adapter."""
     return {f"{part.adapter}.{name}": tensor for part in parts for name, tensor in part.tensors.items()}
 
 
-def _part(state: State, adapter: Adapter) -> State:
+def part_of(state: State, adapter: Adapter) -> State:
+    """The state of one adapter among those that `join` put together."""
     prefix = f"{adapter.name}."
     tensors: Mapping[str, Tensor] = {
         name.removeprefix(prefix): tensor for name, tensor in state.tensors.items() if name.startswith(prefix)

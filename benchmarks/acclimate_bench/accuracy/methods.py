@@ -72,6 +72,7 @@ _KNOWN = (
     Method("fedcal_fm", "fedcal", lambda _: {"estimator": "fm"}),
     Method("fed_ade", "fed_ade"),
     Method("balanced", "balanced", reference="balanced"),
+    Method("consensus", "consensus"),
     Method("atp+em", "atp+em", lambda h: {"em": _em(h)}),
     Method("atp+fedcal", "atp+fedcal"),
     Method("bn_adapt+em", "bn_adapt+em", lambda h: {"bn_adapt": h["bn_adapt"], "em": _em(h)}),

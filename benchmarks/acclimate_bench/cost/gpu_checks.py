@@ -17,7 +17,7 @@ from acclimate_bench.cost.report import Report, verdict
 from acclimate_bench.cost.speed import enrolment
 from acclimate_store import load_streams
 
-METHODS: Final = ("atp", "fedcal", "fedthe", "bbse", "t3a", "balanced", "tent")
+METHODS: Final = ("atp", "fedcal", "fedthe", "bbse", "t3a", "balanced", "consensus", "tent")
 ROWS: Final = 20
 TOLERANCES: Final = {torch.float32: 1e-3, torch.float64: 1e-8}
 COLUMNS: Final = ("median", "max", "target")

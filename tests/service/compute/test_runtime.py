@@ -7,7 +7,7 @@ from acclimate_service.cli import main
 from acclimate_store import GraphError
 
 
-@pytest.mark.parametrize("adapter", ["none", "fedcal", "balanced", "atp"])
+@pytest.mark.parametrize("adapter", ["none", "fedcal", "balanced", "consensus", "atp"])
 def test_answers_are_those_of_torch(adapter, make_replica, post, serial, stream):
     replica = make_replica(adapter=adapter, runtime="onnx")
     batches = stream(0, 5, size=20)
