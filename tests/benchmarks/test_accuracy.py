@@ -14,6 +14,16 @@ from acclimate_bench.errors import BenchError
 
 FORWARD = ("none", "bn_adapt", "em", "bbse_soft", "bbse_hard", "t3a")
 
+CONSENSUS = (
+    ("feature", 1.12, 0.0),
+    ("label", 0.0, -1.0),
+    ("hybrid", 1.62, 0.0),
+    ("multitype", 0.62, -0.5),
+    ("domain", 4.65, 2.5),
+    ("domain_label", 2.55, -1.0),
+)
+"""Mean gain and that of the client that fares worst, in points: from five members that ran by themselves."""
+
 
 def results(shift: Shift, *names: str, seed: int = 0) -> list[Result]:
     found = list(measure(shift, choose(names, slow=True), seed, lambda _: None))
@@ -55,6 +65,16 @@ def test_balanced_reaches_the_accuracy_of_its_reference_on_every_client(
     (balanced,) = results(few(name, *rows), "balanced")
     assert max(flips(balanced)) <= 2, flips(balanced)
     assert balanced.correct != balanced.frozen
+
+
+@pytest.mark.parametrize(("name", "gain", "worst"), CONSENSUS)
+def test_consensus_gains_and_harms_nobody_much(
+    name: str, gain: float, worst: float, shift: Callable[[str], Shift]
+) -> None:
+    (consensus,) = results(shift(name), "consensus")
+    gains = (np.array(consensus.correct) - consensus.frozen) / consensus.images * 100
+    assert gains.mean() == pytest.approx(gain, abs=0.2)
+    assert gains.min() == pytest.approx(worst, abs=0.5)
 
 
 @pytest.mark.parametrize("name", DIGITS)
