@@ -13,6 +13,7 @@ from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.balanced.balanced import Balanced
 from acclimate_adapters.balanced.moments import SourceMoments
 from acclimate_adapters.balanced.passes import Blending, Passes, Rows, TorchPasses
+from acclimate_adapters.cost import Cost, forward_pass, posterior_sweep
 from acclimate_adapters.functional import Numbers, log_softmax, numbers
 from acclimate_adapters.guard import bounded
 from acclimate_adapters.methods.chain import join, part_of
@@ -80,6 +81,11 @@ class Consensus:
             for member in REMEMBERING
         ]
         return replace(after, tensors=join(parts))
+
+    def cost(self, model: FrozenModel, rows: int) -> Cost:
+        """The frozen pass, that of BN-Adapt with EM, and those of `balanced`, as `Costly.cost`."""
+        passes = forward_pass(rows).times(2)
+        return passes.and_also(posterior_sweep(rows).times(EM.steps), BALANCED.cost(model, rows))
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

@@ -116,7 +116,7 @@ def statistics_rows(network: Network) -> list[Row]:
 
 
 def onnx_rows(network: Network) -> dict[str, list[Row]]:
-    """Heads, `balanced` and `consensus` on ONNX Runtime, where it and what exports to it are installed; the floor stays torch."""
+    """Steps on ONNX Runtime, where it and what exports to it are installed; the floor stays torch."""
     try:
         from acclimate_bench.cost.heads_onnx import onnx_rows as rows
     except ImportError as error:
