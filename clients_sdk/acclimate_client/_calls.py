@@ -26,6 +26,7 @@ from acclimate_client.results import (
     ModelInfo,
     Prediction,
     ResetResult,
+    RollbackResult,
 )
 
 T = TypeVar("T")
@@ -154,6 +155,16 @@ def reset(client_id: str, *, idempotency_key: str | None) -> Call[ResetResult]:
     key = _checks.key(idempotency_key)
     read = partial(_replies.read_reset, idempotency_key=key)
     return Call("POST", path, read, idempotency_key=key, writes=True)
+
+
+def rollback(client_id: str, version: int | None, *, idempotency_key: str | None) -> Call[RollbackResult]:
+    """Returns the call that takes a client back to an earlier state."""
+    path = f"{_checks.client_path(client_id)}/rollback"
+    key = _checks.key(idempotency_key)
+    content = None if version is None else json.dumps({"version": _checks.version(version)}).encode()
+    headers = {} if content is None else {"Content-Type": "application/json"}
+    read = partial(_replies.read_rolled_back, idempotency_key=key)
+    return Call("POST", path, read, headers, content=content, idempotency_key=key, writes=True)
 
 
 def configure(

@@ -80,6 +80,13 @@ def batch_number(number: int | None, adapt: bool) -> dict[str, str]:
     return {"X-Batch-Number": str(number)}
 
 
+def version(number: int) -> int:
+    """Returns the version of a state, if it is one."""
+    if type(number) is not int or number < 1:
+        raise ValueError(f"version is {number!r}; accepted are None and an int from 1 on")
+    return number
+
+
 def flag(value: bool) -> str:
     """Returns a truth value as a query parameter."""
     return "true" if value else "false"

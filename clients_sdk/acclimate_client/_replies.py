@@ -31,11 +31,13 @@ from acclimate_client.results import (
     FeedbackResult,
     ImportResult,
     InputInfo,
+    KeptState,
     ModelEvidence,
     ModelInfo,
     ModelRef,
     Prediction,
     ResetResult,
+    RollbackResult,
     StateInfo,
     StoredState,
 )
@@ -105,6 +107,15 @@ def read_client(reply: httpx.Response) -> ClientInfo:
 def read_reset(reply: httpx.Response, idempotency_key: str) -> ResetResult:
     """Reads the reply to reset."""
     return read(reply, lambda body: ResetResult(**_change(reply, body, idempotency_key)))
+
+
+def read_rolled_back(reply: httpx.Response, idempotency_key: str) -> RollbackResult:
+    """Reads the reply to rollback."""
+
+    def build(body: Json) -> RollbackResult:
+        return RollbackResult(restored=_optional(int, body.get("restored")), **_change(reply, body, idempotency_key))
+
+    return read(reply, build)
 
 
 def read_configured(reply: httpx.Response, idempotency_key: str) -> ConfigureResult:
@@ -253,7 +264,14 @@ def _stored_state(fields: Json) -> StoredState:
         journal_bytes=_optional(int, fields.get("journal_bytes")),
         owner=_optional(str, fields.get("owner")),
         expires_in_s=_optional_number(fields.get("expires_in_s")),
+        kept=tuple(_kept(_typed(dict, kept)) for kept in _typed(list, fields.get("kept", []))),
     )
+
+
+def _kept(fields: Json) -> KeptState:
+    at = _moment(_typed(str, fields["at"]))
+    assert at is not None
+    return KeptState(_typed(int, fields["version"]), at, _typed(int, fields["bytes"]))
 
 
 def _model_info(fields: Json) -> ModelInfo:

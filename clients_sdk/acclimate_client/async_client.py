@@ -20,6 +20,7 @@ from acclimate_client.results import (
     ModelInfo,
     Prediction,
     ResetResult,
+    RollbackResult,
 )
 
 
@@ -62,6 +63,12 @@ class AsyncClient(AsyncTransport):
     async def reset(self, client_id: str, *, idempotency_key: str | None = None) -> ResetResult:
         """Puts a client back to the global model; see `Client.reset`."""
         return await self._run(_calls.reset(client_id, idempotency_key=idempotency_key))
+
+    async def rollback(
+        self, client_id: str, version: int | None = None, *, idempotency_key: str | None = None
+    ) -> RollbackResult:
+        """Lets a client go on from an earlier state; see `Client.rollback`."""
+        return await self._run(_calls.rollback(client_id, version, idempotency_key=idempotency_key))
 
     async def configure(
         self, client_id: str, adapter: str, /, *, idempotency_key: str | None = None, **hyperparameters: Any

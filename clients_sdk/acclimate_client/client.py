@@ -19,6 +19,7 @@ from acclimate_client.results import (
     ModelInfo,
     Prediction,
     ResetResult,
+    RollbackResult,
 )
 
 
@@ -97,6 +98,26 @@ class Client(Transport):
             AcclimateClientError: Any other failure.
         """
         return self._run(_calls.reset(client_id, idempotency_key=idempotency_key))
+
+    def rollback(
+        self, client_id: str, version: int | None = None, *, idempotency_key: str | None = None
+    ) -> RollbackResult:
+        """Lets a client go on from an earlier state, with the adapter that it had then.
+
+        What was kept of that version and since is forgotten, so that a next call goes back further.
+
+        Args:
+            client_id: Who.
+            version: One of those that `get` lists in `state.kept`; None for the newest of them.
+            idempotency_key: As in `predict`; a repeated key does not go back again.
+
+        Raises:
+            TypeError, ValueError: `version` is no whole number from 1 on. Nothing was sent.
+            ClientUnknownError: The server holds no state for it.
+            VersionUnknownError: The server keeps no such version.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.rollback(client_id, version, idempotency_key=idempotency_key))
 
     def configure(
         self, client_id: str, adapter: str, /, *, idempotency_key: str | None = None, **hyperparameters: Any

@@ -109,6 +109,10 @@ class ClientUnknownError(ProblemError):
     """`client_unknown` (404): the server holds no state for this client."""
 
 
+class VersionUnknownError(ProblemError):
+    """`version_unknown` (404): the server keeps no such earlier state of this client."""
+
+
 class MethodNotAllowedError(ProblemError):
     """`method_not_allowed` (405): the route does not take this method."""
 

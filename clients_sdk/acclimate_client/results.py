@@ -87,6 +87,21 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptState:
+    """An earlier state of a client that can be gone back to.
+
+    Attributes:
+        version: Its version.
+        at: When it was stored, in UTC.
+        bytes: Its size.
+    """
+
+    version: int
+    at: datetime
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredState:
     """The state the server holds for a client.
 
@@ -100,6 +115,7 @@ class StoredState:
         journal_bytes: Size of the journal; None if not said.
         owner: Replica that writes the journal now, None if none does or it is not said.
         expires_in_s: Seconds until the state expires, unless the client is heard of again; None if not said.
+        kept: Earlier states that can be gone back to, the newest first; see `Client.rollback`.
     """
 
     version: int
@@ -112,6 +128,7 @@ class StoredState:
     journal_bytes: int | None = None
     owner: str | None = None
     expires_in_s: float | None = None
+    kept: tuple[KeptState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,25 @@ class ResetResult:
     client_id: str
     model: ModelRef
     adapter: str
+    state: StateInfo
+    request_id: str
+    idempotency_key: str
+    key_expires_at_earliest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackResult:
+    """A client that goes on from an earlier state.
+
+    Attributes:
+        restored: Version of that state; None where the answer of a repeated call is gone.
+        key_expires_at_earliest: As in `Prediction`.
+    """
+
+    client_id: str
+    model: ModelRef
+    adapter: str
+    restored: int | None
     state: StateInfo
     request_id: str
     idempotency_key: str

@@ -206,7 +206,12 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                     client=client,
                     model=scope,
                     machine=machine,
-                    policy=Policy(configuration(), journal=settings.journal, strict_engine=settings.strict_replay),
+                    policy=Policy(
+                        configuration(),
+                        journal=settings.journal,
+                        strict_engine=settings.strict_replay,
+                        keep=settings.keep_snapshots if scope == model else 0,
+                    ),
                     observer=observer,
                     nonce=f"{settings.replica}~{new_id()}",
                     replays=replays,

@@ -151,6 +151,10 @@ class Settings(BaseSettings):
     """Bound of what one batch may do to a client's state, against the client's own batches before: 1 lets it count for
     as much as a mean one. 0 bounds nothing."""
 
+    keep_snapshots: int = Field(3, ge=0, le=8)
+    """Earlier states of each client that are kept to go back to, at least ten minutes apart, the older the wider; each
+    takes as much of Redis as the client's state itself. 0 keeps none."""
+
     journal: bool = True
     """Keep the batches of large states in Redis until a snapshot covers them; without, each writes the whole state."""
 

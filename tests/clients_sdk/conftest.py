@@ -70,6 +70,8 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(body=known | predictions(request) | {"state": state, "request_id": "r-1"})
     if request.path.endswith("/reset"):
         return Reply(body=known | {"state": state | {"status": "reset"}})
+    if request.path.endswith("/rollback"):
+        return Reply(body=known | {"restored": 412, "state": state})
     if request.path.endswith("/enroll"):
         return Reply(body=known | {"enrolled": 2, "state": state})
     if request.path.endswith("/feedback"):

@@ -2,12 +2,13 @@
 
 import io
 import json
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_client import AdapterDescription, StateInfo
+from acclimate_client import AdapterDescription, KeptState, StateInfo
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
@@ -27,6 +28,29 @@ def test_a_client_is_paused_and_resumed_under_a_key_and_its_replies_say_so(clien
         assert request.headers["Idempotency-Key"] == "k"
         assert (result.adaptation, result.changed) == (wanted, True)
     assert client.get("cam-7").adaptation == "running"  # as of services that do not say
+
+
+def test_a_rollback_names_a_version_or_none_and_says_which_was_restored(client, server, play):
+    for version, body in ((None, b""), (412, b'{"version": 412}')):
+        result = client.rollback("cam-7", version, idempotency_key="k")
+        request = server.requests[-1]
+        assert (request.method, request.path, request.body) == ("POST", "/clients/cam-7/rollback", body)
+        assert request.headers["Idempotency-Key"] == "k"
+        assert (result.restored, result.adapter, result.state.version) == (412, "atp", 5)
+    sent = len(server.requests)
+    for version in (0, True, "1"):
+        with pytest.raises(ValueError, match="version"):
+            client.rollback("cam-7", version)
+    assert len(server.requests) == sent
+
+
+def test_a_client_says_what_is_kept_of_it(client, server, play):
+    assert client.get("cam-7").state.kept == ()  # as of services that do not say
+    state = {"version": 5, "status": "warm", "bytes": 812, "tier": "redis"}
+    kept = [{"version": 3, "at": "2031-05-06T07:08:09Z", "bytes": 812}]
+    about = {"client_id": "cam-7", "model": {"name": "m", "version": "1"}, "adapter": "atp"}
+    server.play(play.reply(body={**about, "state": {**state, "kept": kept}}))
+    assert client.get("cam-7").state.kept == (KeptState(3, datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC), 812),)
 
 
 def test_configure_sends_adapter_and_hyperparameters_and_says_whether_anything_changed(client, server):

@@ -67,6 +67,8 @@ ELSEWHERE = {
     "test_by_the_policy_frozen_the_global_model_answers_meanwhile_and_no_state_is_lost",
     "influence": "service/clients/test_influence.py::"
     "test_a_large_batch_counts_for_as_many_mean_batches_as_the_operator_allows",
+    "keep_snapshots": "service/clients/test_rollback.py::"
+    "test_nothing_is_kept_where_the_operator_says_so_nor_of_what_candidates_learn",
     "guard_clients": "service/trials/test_promotion.py::"
     "test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with",
     "auto_switch": "service/trials/test_promotion.py::"

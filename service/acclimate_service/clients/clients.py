@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from acclimate_adapters import ConfigurationError
-from acclimate_service.clients.requests import ClientRequest, Precondition, Replies, Reply
+from acclimate_service.clients.requests import ClientRequest, Precondition, Replies, Reply, rfc3339
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
@@ -91,7 +91,7 @@ class Clients:
         """All about a client's state but the state itself."""
         stored = await self._replies.describe(client)
         if stored is None:
-            raise ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
+            raise _no_client(client)
         session = self._sessions.peek(client)
         in_memory = session is not None and session.version == stored.seq
         return Described(stored.config, stored.paused, _describe(stored, in_memory))
@@ -157,7 +157,7 @@ class Clients:
         async with self._sessions.turn(request) as turn:
             present = await turn.session.present()
             if present.seq == 0:
-                raise ClientUnknown(f"there is no client {request.client.client!r}; it begins with its first batch")
+                raise _no_client(request.client)
             return Exported(present.seq, await asyncio.to_thread(present.state.state.to_bytes))
 
     async def import_state(self, request: ClientRequest, data: bytes, precondition: Precondition) -> Reply:
@@ -174,6 +174,27 @@ class Clients:
                 precondition.check(present.seq)
                 state = await self._new_states.imported(present.config, data, turn.request.admit)
                 return Change(present.config, state, orjson.dumps({"adapter": state.state.adapter}))
+
+            applied = await turn.session.replace(turn.request, change)
+            await self._restart_evidence(request.client, applied)
+            return await self._replies.of(request.client, applied)
+
+    async def roll_back(self, request: ClientRequest, version: int) -> Reply:
+        """Let a client go on from a state that it had, with the adapter that it had then.
+
+        Args:
+            request: a repeated one does not go back again.
+            version: of that state; 0 for the newest that is kept.
+        """
+        async with self._sessions.turn(request) as turn:
+
+            async def change(present: Present[ClientState]) -> Change[ClientState]:
+                if present.seq == 0:
+                    raise _no_client(request.client)
+                earlier = await turn.session.earlier(version)
+                state = replace(earlier.state, record=None)  # labels told since are of rows that others answered
+                answer = {"adapter": state.state.adapter, "restored": earlier.seq}
+                return Change(earlier.config, state, orjson.dumps(answer), back=earlier.seq)
 
             applied = await turn.session.replace(turn.request, change)
             await self._restart_evidence(request.client, applied)
@@ -238,6 +259,10 @@ def adaptation(paused: bool) -> str:
     return "paused" if paused else "running"
 
 
+def _no_client(client: ClientScope) -> ClientUnknown:
+    return ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
+
+
 def _describe(stored: Description, in_memory: bool) -> Mapping[str, Any]:
     return {
         "version": stored.seq,
@@ -249,4 +274,5 @@ def _describe(stored: Description, in_memory: bool) -> Mapping[str, Any]:
         "journal_bytes": stored.journal_bytes,
         "owner": stored.owner.partition("~")[0] or None,
         "expires_in_s": stored.ttl_ms // 1000,
+        "kept": [{"version": each.seq, "at": rfc3339(each.at_ms / 1000), "bytes": each.length} for each in stored.kept],
     }

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
@@ -104,6 +105,11 @@ def too_late(replay_s: float | None = None, committed: CommittedField = False) -
     outcome = "it was applied before, send it again for its answer" if committed else "nothing was changed"
     headers = {} if replay_s is None else {"Retry-After": str(max(1, math.ceil(replay_s)))}
     return Problem("deadline_exceeded", f"{wait}; {outcome}", committed, headers)
+
+
+def rfc3339(seconds: float) -> str:
+    """A Unix time as callers read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def etag(version: int) -> str:

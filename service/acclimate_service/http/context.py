@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from acclimate_adapters.adapter import complete
 from acclimate_service.clients.admission import DynamicThreshold
-from acclimate_service.clients.requests import ClientRequest, Reply
+from acclimate_service.clients.requests import ClientRequest, Reply, rfc3339
 from acclimate_service.compute.process import available_cores, slice_of, take_threads
 from acclimate_service.errors import Problem
 from acclimate_service.http.payload import PayloadLimits, media_type
@@ -362,8 +361,7 @@ def _deadline(text: str | None, longest: int) -> float:
 
 def _after(milliseconds: int) -> str:
     """The time so much later (RFC 3339)."""
-    then = datetime.now(UTC) + timedelta(milliseconds=milliseconds)
-    return then.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return rfc3339(time.time() + milliseconds / 1000)
 
 
 def _too_large(limit: int) -> Problem:

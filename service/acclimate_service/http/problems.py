@@ -34,6 +34,7 @@ from acclimate_service.state import (
     StateUnreadable,
     StepFailed,
     StoreFull,
+    VersionUnknown,
 )
 from acclimate_service.state.errors import ForeignValue, TooManyClients
 
@@ -47,6 +48,7 @@ STATUS: dict[str, int] = {
     "adapter_not_allowed": 403,
     "not_found": 404,
     "client_unknown": 404,
+    "version_unknown": 404,
     "method_not_allowed": 405,
     "head_too_slow": 408,
     "request_running": 409,
@@ -222,6 +224,7 @@ _OF_STATE: Final[Mapping[type[StateError], str]] = {
     OtherModel: "other_model",
     OutOfOrder: "out_of_order",
     Paused: "conflict",
+    VersionUnknown: "version_unknown",
 }
 """Errors of the state protocol whose words are for callers."""
 

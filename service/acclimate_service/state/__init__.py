@@ -5,7 +5,7 @@ to a Redis or a Redis Cluster, `check` refuses one that could lose state, and `A
 say.
 """
 
-from acclimate_service.state.contract import Applied, Change, Looked, Policy, Present, Request, Start, always
+from acclimate_service.state.contract import Applied, Change, Earlier, Looked, Policy, Present, Request, Start, always
 from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import (
     ClientDeleted,
@@ -24,11 +24,12 @@ from acclimate_service.state.errors import (
     StepFailed,
     StoreFull,
     StoreUnavailable,
+    VersionUnknown,
 )
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.places import Places
-from acclimate_service.state.records import Description
+from acclimate_service.state.records import Description, Kept
 from acclimate_service.state.redis.announcements import Announcements
 from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
 from acclimate_service.state.redis.keys import ClientScope, fingerprint, new_id, random_rid
@@ -49,7 +50,9 @@ __all__ = [
     "Contended",
     "Context",
     "Description",
+    "Earlier",
     "JournalFull",
+    "Kept",
     "KeyReused",
     "KeyUsedBeforeDelete",
     "Limits",
@@ -75,6 +78,7 @@ __all__ = [
     "StoreFacts",
     "StoreFull",
     "StoreUnavailable",
+    "VersionUnknown",
     "Wire",
     "always",
     "check",

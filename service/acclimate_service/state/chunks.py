@@ -47,12 +47,11 @@ class Chunks:
                 return refusal
         return snapshot
 
-    async def fetch(self, client: ClientScope, model: str, snapshot: Snapshot) -> list[bytes] | None:
-        """Read all chunks; None: at least one is not there."""
-        key = client.snapshot(model, snapshot.sid)
+    async def fetch(self, key: str, number: int) -> list[bytes] | None:
+        """Read so many chunks; None: at least one is not there."""
         chunks: list[bytes] = []
-        for start in range(0, snapshot.chunks, self._limits.read_chunks):
-            stop = min(start + self._limits.read_chunks, snapshot.chunks)
+        for start in range(0, number, self._limits.read_chunks):
+            stop = min(start + self._limits.read_chunks, number)
             found: list[bytes | None] = await self._wire.read("HMGET", key, *range(start, stop))
             present = [chunk for chunk in found if chunk is not None]
             if len(present) < len(found):

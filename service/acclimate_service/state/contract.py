@@ -124,6 +124,15 @@ class Present(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier(Generic[S]):
+    """A state that the client had at version `seq`, and its configuration then."""
+
+    seq: int
+    config: str
+    state: S
+
+
+@dataclass(frozen=True, slots=True)
 class Change(Generic[S]):
     """What takes the place of a whole state.
 
@@ -131,12 +140,14 @@ class Change(Generic[S]):
         config, state: adapter and hyper-parameters, and the state.
         answer: to whoever asked for it.
         paused: whether batches are no longer folded in from now on; None leaves that as it is.
+        back: version that this is again: what was kept of it and since is forgotten; 0 for something new.
     """
 
     config: str
     state: S
     answer: bytes = field(repr=False)
     paused: bool | None = None
+    back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +190,13 @@ class Policy:
         config: adapter and hyper-parameters of new clients.
         journal: False where inputs may not be kept: every batch then writes the whole state.
         strict_engine: refuse to replay what another engine computed, instead of counting it.
+        keep: earlier states of a client that are kept to go back to.
     """
 
     config: str
     journal: bool = True
     strict_engine: bool = False
+    keep: int = 0
 
 
 class Observer(Protocol):

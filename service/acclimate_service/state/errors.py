@@ -77,6 +77,10 @@ class ClientUnknown(StateError):
     """There is no such client."""
 
 
+class VersionUnknown(StateError):
+    """No state of this version is kept."""
+
+
 class Paused(StateError):
     """The client's batches are not folded in, until that is resumed."""
 

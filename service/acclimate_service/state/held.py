@@ -330,7 +330,7 @@ class Snapshotter(Generic[S]):
         snapshot, sealed = uploaded
         try:
             flipped = await context.store.journal.flip(
-                context.client, context.model, basis, track.fence, snapshot, sealed
+                context.client, context.model, basis, track.fence, snapshot, sealed, context.policy.keep
             )
         except BaseException:
             track.stale = True  # it may have landed

@@ -229,6 +229,7 @@ class Journal:
         fence: str,
         snapshot: Snapshot,
         sealed: Sealed,
+        keep: int = 0,
     ) -> FlipOutcome:
         """Make an uploaded snapshot the base.
 
@@ -238,6 +239,7 @@ class Journal:
             basis: version and tag that the snapshot is of, and the snapshot that it replaces.
             fence: under which the journal was opened.
             snapshot: the upload, and `sealed`, what was uploaded.
+            keep: as in `StateStore.commit`.
         """
         keys = (
             client.registry,
@@ -245,6 +247,7 @@ class Journal:
             client.journal(model),
             client.snapshot(model, basis.sid),
             client.snapshot(model, snapshot.sid),
+            *(client.kept(model) if keep else ()),
         )
         args: tuple[Argument, ...] = (
             basis.life,
@@ -258,6 +261,8 @@ class Journal:
             sealed.digest,
             model,
             self._limits.state_ttl_ms,
+            keep,
+            self._limits.keep_every_ms,
         )
         return flip_outcome(await self._wire.run(FLIP, keys, args))
 

@@ -26,6 +26,7 @@ class Limits:
         snapshot_entries: a snapshot is due at that many entries of the journal,
         snapshot_replay_ms: or when replaying them takes that long,
         snapshot_idle_ms: or when the client has been idle that long.
+        keep_every_ms: least time between two states that are kept to go back to.
         upload_ttl_ms: life of an upload that nobody commits, renewed per chunk.
         state_ttl_ms: life of an idle client's state.
         key_ttl_ms: life of an idempotency marker.
@@ -53,6 +54,7 @@ class Limits:
     snapshot_entries: int = 64
     snapshot_replay_ms: int = 2 * SECOND
     snapshot_idle_ms: int = 30 * SECOND
+    keep_every_ms: int = 10 * MINUTE
     upload_ttl_ms: int = MINUTE
     state_ttl_ms: int = 7 * DAY
     key_ttl_ms: int = DAY

@@ -253,6 +253,25 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """An earlier state that is kept.
+
+    Args:
+        slot: where.
+        seq: its version, and `at_ms`, when it was stored (Unix milliseconds).
+        length, digest, chunks, config: as in `Head` and `Snapshot`.
+    """
+
+    slot: int
+    seq: int
+    at_ms: int
+    length: int
+    digest: str
+    chunks: int
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """What is stored of a client in one model scope.
 
@@ -265,6 +284,7 @@ class Description:
         journal_entries, journal_bytes: size of the journal since `base`.
         owner: nonce of the session that writes the journal, empty if nobody does.
         paused: True where batches are answered and not folded in.
+        kept: earlier states, the newest first.
     """
 
     seq: int
@@ -276,6 +296,7 @@ class Description:
     journal_bytes: int
     owner: str
     paused: bool = False
+    kept: tuple[Kept, ...] = ()
 
 
 Refused: TypeAlias = Repeat | Mismatch | Used | Gone
@@ -321,14 +342,16 @@ def loaded(reply: Reply) -> Loaded:
 
 def description(reply: Reply) -> Description | None:
     """The reply of `describe`; None: there is no client."""
-    _, (config, *sizes, paused), ttl_ms, fence = reply.rows
+    _, (config, *sizes, paused), ttl_ms, fence, flat = reply.rows
     if config is None or ttl_ms < 0:
         return None
     seq, length, base, entries, nbytes = map(int, sizes)
     owner = fence.decode().partition(".")[2] if fence else ""
     if not seq:
         return None
-    return Description(seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner, paused == b"1")
+    return Description(
+        seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner, paused == b"1", kept_of(flat)
+    )
 
 
 def commit_outcome(reply: Reply, attempt: Attempt, sid: str) -> CommitOutcome:
@@ -384,6 +407,23 @@ def _marker(text: bytes | None) -> Marker | None:
         return Marker(fingerprint, model, int(seq), tag, life)
     except ValueError as error:
         raise StateCorrupt("a stored idempotency marker cannot be read") from error
+
+
+def kept_of(flat: list[bytes]) -> tuple[Kept, ...]:
+    """The index of kept states, as Redis lists it; the newest one comes first.
+
+    Raises:
+        StateCorrupt: it cannot be read.
+    """
+    try:
+        return tuple(sorted(map(_kept, flat[::2], flat[1::2]), key=lambda kept: -kept.seq))
+    except ValueError as error:
+        raise StateCorrupt(f"the index of kept states cannot be read: {error!r}") from error
+
+
+def _kept(slot: bytes, text: bytes) -> Kept:
+    seq, at, length, digest, chunks, config = text.decode().split("|", 5)
+    return Kept(int(slot), int(seq), int(at), int(length), digest, int(chunks), config)
 
 
 def head_of(flat: list[bytes]) -> Head | None:

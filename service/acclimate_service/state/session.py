@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeAlias
 
-from acclimate_service.state.contract import Applied, Looked, Present, Request, S, Start, always
+from acclimate_service.state.contract import Applied, Earlier, Looked, Present, Request, S, Start, always
 from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import (
     ClientDeleted,
@@ -36,6 +36,7 @@ from acclimate_service.state.errors import (
     Paused,
     RequestRunning,
     StateError,
+    VersionUnknown,
 )
 from acclimate_service.state.held import Context, Held, Memory, Snapshotter
 from acclimate_service.state.journal import Answered
@@ -232,6 +233,30 @@ class Session(Generic[S]):
             Contended, StoreUnavailable, StateCorrupt, StateUnreadable: it cannot be had.
         """
         return (await self._reader.peek()).present
+
+    async def earlier(self, version: int = 0) -> Earlier[S]:
+        """A state that the client had and that is kept.
+
+        Args:
+            version: which; 0 for the newest that is kept.
+
+        Raises:
+            VersionUnknown: it is not kept.
+            Contended, StoreUnavailable, StateCorrupt: it cannot be had.
+        """
+        context = self._context
+        for _ in range(context.limits.tries):
+            kept = await context.store.kept(context.client, context.model)
+            found = next((each for each in kept if version in (0, each.seq)), None)
+            if found is None:
+                there = ", ".join(str(each.seq) for each in kept) or "none"
+                wanted = f"version {version} of the client" if version else "no earlier version of the client"
+                raise VersionUnknown(f"{wanted} is {'not ' if version else ''}kept; those that are: {there}")
+            restored = await context.store.read_kept(context.client, context.model, found)
+            if restored is not None:
+                state = await context.machine.deserialise(found.config, restored.state)
+                return Earlier(found.seq, found.config, state)
+        raise Contended(_KEPT_CHANGING)
 
     async def known(self, request: Request) -> Applied | Head | None:
         """What became of a request that was applied before, else the head of the client's state; None: there is none.

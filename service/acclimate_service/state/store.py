@@ -21,13 +21,16 @@ from acclimate_service.state.records import (
     Description,
     Gone,
     Head,
+    Kept,
     Loaded,
     Moved,
     ReadOutcome,
     Reply,
     ResetOutcome,
+    Restored,
     commit_outcome,
     description,
+    kept_of,
     loaded,
     reset_outcome,
 )
@@ -109,11 +112,32 @@ class StateStore:
         pieces: list[bytes] | None = [head.inline]
         if head.snapshot:
             await self.load(client, head.model, sid=head.sid)  # extends the snapshot before it is read
-            pieces = await self._chunks.fetch(client, head.model, head.snapshot)
+            key, number = client.snapshot(head.model, head.sid), head.snapshot.chunks
+            pieces = await self._chunks.fetch(key, number)
         if pieces is None:
             return await self._moved(client, head)
         verify = partial(unseal_pieces, pieces, head.digest, client, head.model, head.base)
         return await hashing(verify, sum(map(len, pieces)))
+
+    async def kept(self, client: ClientScope, model: str) -> tuple[Kept, ...]:
+        """Earlier states that are kept of a client, the newest first."""
+        return kept_of(await self._wire.read("HGETALL", client.kept(model)[0]))
+
+    async def read_kept(self, client: ClientScope, model: str, kept: Kept) -> Restored | None:
+        """Read and verify an earlier state; None: it is not kept any more.
+
+        Raises:
+            StateCorrupt: the verification failed.
+        """
+        try:
+            pieces = await self._chunks.fetch(client.kept(model)[1 + kept.slot], kept.chunks)
+            if pieces is not None:
+                verify = partial(unseal_pieces, pieces, kept.digest, client, model, kept.seq)
+                return await hashing(verify, kept.length)
+        except StateCorrupt:
+            if kept in await self.kept(client, model):
+                raise
+        return None
 
     async def commit(
         self,
@@ -128,6 +152,8 @@ class StateStore:
         answer: bytes = b"",
         inline: bool = False,
         paused: bool | None = None,
+        keep: int = 0,
+        back: int = 0,
     ) -> CommitOutcome:
         """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
 
@@ -142,6 +168,9 @@ class StateStore:
             answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
             inline: put the state into its head whatever its size.
             paused: whether batches are no longer folded in from now on; None leaves that as it is.
+            keep: how many earlier states to keep, the one that is replaced among them if it is time for one; 0 leaves
+                them as they are.
+            back: version that the state is again: what was kept of it and since is forgotten; 0 for something new.
         """
         limits = self._limits
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
@@ -160,6 +189,7 @@ class StateStore:
             client.journal(model),
             client.snapshot(model, basis.sid),
             client.snapshot(model, sid),
+            *(client.kept(model) if keep or back else ()),
         )
         args: tuple[Argument, ...] = (
             attempt.rid,
@@ -184,6 +214,9 @@ class StateStore:
             limits.answer_bytes,
             attempt.number,
             _flag(paused),
+            keep,
+            limits.keep_every_ms,
+            back,
         )
         return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
@@ -249,6 +282,7 @@ class StateStore:
             client.head(model): "hash",
             client.journal(model): "hash",
             client.lease(model): "string",
+            **dict.fromkeys(client.kept(model), "hash"),
         }
         reply = await self._wire.run(MEND, tuple(keys), tuple(keys.values()))
         if reply.rows[1] == b"1":
@@ -256,7 +290,9 @@ class StateStore:
 
     async def describe(self, client: ClientScope, model: str) -> Description | None:
         """What is stored of a client, without reading the state or extending its life. None: there is none."""
-        return description(await self._wire.run(DESCRIBE, (client.head(model), client.lease(model)), ()))
+        return description(
+            await self._wire.run(DESCRIBE, (client.head(model), client.lease(model), client.kept(model)[0]), ())
+        )
 
     async def aclose(self) -> None:
         """Wait for what is still running, then close the connections."""
@@ -316,6 +352,7 @@ class StateStore:
         args: list[Argument] = [registry.life, new_id(), self._limits.tombstone_ttl_ms, len(registry.scopes)]
         for model, sid in registry.scopes.items():
             keys += [client.head(model), client.journal(model), client.lease(model), client.snapshot(model, sid)]
+            keys += client.kept(model)
             args += [model, sid]
         for sid, model in registry.uploads.items():
             keys.append(client.snapshot(model, sid))

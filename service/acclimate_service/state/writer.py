@@ -34,6 +34,7 @@ class Writer(Generic[S]):
         self._snapshotter = snapshotter
         self._tasks = tasks
         self._place_due = -math.inf
+        self._keep_due = -math.inf
 
     async def write(self, held: Held[S], request: Request, work: Batch | Changing[S]) -> WriteOutcome:
         """Compute what follows this state and make it durable. Only an Applied changed anything.
@@ -92,6 +93,9 @@ class Writer(Generic[S]):
     ) -> WriteOutcome:
         context = self._context
         touched = context.clock()
+        if not held.seq:
+            self._keep_due = -math.inf  # it begins, perhaps not for the first time
+        keep = context.policy.keep if touched >= self._keep_due else 0  # the script looks whether it is time for all
         with self._kept(held):
             await context.settle(held.track, held.seq)
             outcome = await context.store.commit(
@@ -105,10 +109,14 @@ class Writer(Generic[S]):
                 answer=change.answer,
                 inline=inline,
                 paused=change.paused,
+                keep=keep,
+                back=change.back,
             )
         context.observer.wrote("full", _name(outcome))
         if not isinstance(outcome, Committed):
             return self._refused(held, outcome)
+        if keep and held.seq:
+            self._keep_due = touched + context.limits.keep_every_ms / 1000
         held.track.rebase(outcome.seq, outcome.basis.sid)
         following = held.at(outcome.basis, attempt.number)
         paused = held.paused if change.paused is None else change.paused

@@ -31,6 +31,7 @@ QUICK = {
     "18 chunk count",
     "20 TTL in chunk",
     "21 journal cap",
+    "kept states in DELETE",
     "number check",
     "pause check",
 }

@@ -15,8 +15,23 @@ from acclimate_service.http.context import Intake, RequestContext, client_scope,
 from acclimate_service.http.payload import load_json, media_type, unsupported
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
+_LONGEST_ROLLBACK = 1024  # bytes
+_LARGEST_VERSION = 2**53 - 1
 _STATE_TYPE = "application/octet-stream"
 _STATE_DOC = {"requestBody": {"required": True, "content": {_STATE_TYPE: {}}}}
+_ROLLBACK_DOC = {
+    "requestBody": {
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"version": {"type": "integer", "minimum": 1, "maximum": _LARGEST_VERSION}},
+                    "additionalProperties": False,
+                }
+            }
+        }
+    }
+}
 _ADAPTATION = {"running": False, "paused": True}
 _CONFIGURATION_DOC = {
     "requestBody": {
@@ -78,6 +93,17 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
         with context.admitted():
             return context.reply(await service.clients.reset(await context.request(b"reset")))
 
+    async def roll_back(request: Request, client_id: str) -> Response:
+        """Let a client go on from an earlier state that is kept: of the version named, or the newest."""
+        context = RequestContext(intake, request, client_id)
+        with context.admitted():
+            body = await context.body(_LONGEST_ROLLBACK)
+            if body and media_type(context.content_type) != "application/json":
+                raise unsupported(context.content_type, ("application/json",))
+            version = _read_version(body)
+            asked = await context.request(b"rollback", f"{version}".encode())
+            return context.reply(await service.clients.roll_back(asked, version))
+
     async def delete(request: Request, client_id: str) -> Response:
         """Remove a client and all that was learned for it."""
         context = RequestContext(intake, request, client_id, keyed=False)
@@ -110,6 +136,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     router.add_api_route(path, configure, methods=["PUT"], openapi_extra=_CONFIGURATION_DOC)
     router.add_api_route(path, delete, methods=["DELETE"], status_code=204)
     router.add_api_route(f"{path}/reset", reset, methods=["POST"])
+    router.add_api_route(f"{path}/rollback", roll_back, methods=["POST"], openapi_extra=_ROLLBACK_DOC)
     router.add_api_route(f"{path}/state", export_state, methods=["GET"])
     router.add_api_route(f"{path}/state", import_state, methods=["PUT"], openapi_extra=_STATE_DOC)
 
@@ -145,3 +172,21 @@ def _members(document: Any) -> tuple[str | None, dict[str, Any], bool | None]:
     if found["adaptation"] not in tuple(_ADAPTATION):  # anything may stand there
         raise Problem("invalid_configuration", f'adaptation is "running" or "paused": {form}')
     return found.get("adapter"), hyperparameters, _ADAPTATION[found["adaptation"]]
+
+
+def _read_version(body: bytes) -> int:
+    """The version that a client is to go back to; 0 where none is named.
+
+    Raises:
+        PayloadError: as `load_json`.
+        Problem: `invalid_request`.
+    """
+    document = load_json(body) if body else {}
+    if not isinstance(document, dict) or document.keys() - {"version"}:
+        raise Problem("invalid_request", 'the body must be empty, or an object with this member only: {"version": 5}')
+    version: int = document.get("version", 0)
+    if "version" in document and not (type(version) is int and 1 <= version <= _LARGEST_VERSION):
+        raise Problem(
+            "invalid_request", "version is that of a kept state, a whole number from 1; see GET /clients/{id}"
+        )
+    return version

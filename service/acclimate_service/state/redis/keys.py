@@ -14,6 +14,8 @@ from typing import Final
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 _MODEL: Final = re.compile(r"[0-9a-f]{16}")
 _RID_BYTES: Final = 16
+MOST_KEPT: Final = 8
+"""Earlier states of a client that can be kept."""
 NO_SNAPSHOT: Final = "-"
 """Stands in a key for the id of a snapshot that does not exist."""
 
@@ -134,6 +136,11 @@ class ClientScope:
     def snapshot(self, model: str, sid: str) -> str:
         """Hash: chunk number -> chunk; an empty sid gives the name of a key that never exists."""
         return f"{self._prefix}{_checked(model)}:s:{sid or NO_SNAPSHOT}"
+
+    def kept(self, model: str) -> tuple[str, ...]:
+        """Hash: slot -> what earlier state is kept there; then, of each slot, hash: chunk number -> chunk."""
+        index = f"{self._prefix}{_checked(model)}:k"
+        return (index, *(f"{index}:{slot}" for slot in range(MOST_KEPT)))
 
 
 _checked: Final = lru_cache(256)(check_model)

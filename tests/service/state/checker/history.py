@@ -28,6 +28,7 @@ from acclimate_service.state import (
     Request,
     Session,
     StateError,
+    VersionUnknown,
 )
 
 MODELS = ("0" * 15 + "a", "0" * 15 + "b")
@@ -42,6 +43,7 @@ LIMITS = {
     "journal_entries": 8,
     "snapshot_entries": 4,
     "snapshot_idle_ms": 80,
+    "keep_every_ms": 5,
     "upload_ttl_ms": 400,
     "state_ttl_ms": 1_200_000,
     "key_ttl_ms": 1_200_000,
@@ -57,7 +59,7 @@ SIZES: dict[str, Callable[[int], int]] = {
 }
 JUMP = 0.45
 """Part of a state's life that passes at once."""
-FINAL = (ClientDeleted, ClientUnknown, KeyReused, KeyUsedBeforeDelete, OutOfOrder)
+FINAL = (ClientDeleted, ClientUnknown, KeyReused, KeyUsedBeforeDelete, OutOfOrder, VersionUnknown)
 """Refusals that sending the same again does not change."""
 
 
@@ -107,7 +109,7 @@ class History:
             self.client,
             machine,
             Limits(**limits),
-            Policy(CONFIG, journal=journal),
+            Policy(CONFIG, journal=journal, keep=2),
             resend,
             self._lab.mutated(self.profile),
             self._budget,
@@ -131,6 +133,7 @@ class History:
             self._reset: 6 * self.profile.resets,
             self._rework: 5 * self.profile.reworks,
             self._pause: 3 * self.profile.pauses,
+            self._roll_back: 4 * self.profile.rollbacks,
             self._delete: 4 * self.profile.deletes,
             self._evict: 6,
             self._hand_over: 6,
@@ -185,6 +188,9 @@ class History:
         await self._insist(self._new(rng, "pause", b"1"), rng, rng.randint(1, 4))
         await asyncio.sleep(rng.uniform(0, 0.02))
         await self._insist(self._new(rng, "pause", b"0"), rng, rng.randint(1, 4))
+
+    async def _roll_back(self, rng: random.Random) -> None:
+        await self._insist(self._new(rng, "rollback", b""), rng, rng.randint(1, 3))
 
     async def _delete(self, rng: random.Random) -> None:
         model = rng.choice(self._models)
@@ -285,6 +291,8 @@ class History:
             case "pause":
                 stop = partial(replica.machine.stop, paused=op.content == b"1")
                 return lambda session, request: session.replace(request, stop)
+            case "rollback":
+                return lambda session, request: session.replace(request, partial(replica.machine.roll_back, session))
             case "reset":
                 return partial(self._reset_once, op)
 

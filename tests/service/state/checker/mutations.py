@@ -71,6 +71,23 @@ MUTATIONS: Mapping[str, Profile] = {
         pauses=4.0,
     ),
     "pause check": Profile(patches=(Patch(_Visit, "stops_at", lambda visit, at: False),), pauses=4.0),
+    "configuration of a kept state": Profile(
+        edits=tuple(
+            Edit(script, "chunks, config}, '|')", "chunks, 'config 7'}, '|')") for script in ("commit", "flip")
+        ),
+        rollbacks=6.0,
+        reworks=4.0,
+    ),
+    "kept states in DELETE": Profile(
+        edits=(
+            Edit(
+                "delete",
+                "redis.call('UNLINK', key)",
+                "if not key:find(':k', 1, true) then redis.call('UNLINK', key) end",
+            ),
+        ),
+        deletes=3.0,
+    ),
     "3 versions for tags": Profile(patches=(Patch(Writer, "write", flows.write_versioned),), deletes=3.0),
     "5 marker check in the scripts": Profile(
         edits=(Edit("commit", _MARKER_CHECKS, "return nil\n"), Edit("append", _MARKER_CHECKS, "return nil\n")),

@@ -41,7 +41,7 @@ class Profile:
         unequal, second_model: per history: thresholds differ and a journal may be off; two models share the client.
         affinity: per call: it goes to the history's home replica.
         switches: per call, where there are two models: it goes to either.
-        duplicates, resets, reworks, pauses, deletes, drops, reads, jumps: weights of these actions.
+        duplicates, resets, reworks, pauses, rollbacks, deletes, drops, reads, jumps: weights of these actions.
         impatient: per call: its caller gives up if it has not begun within milliseconds.
         tiny_budget: per history: no replica has room for a state in memory.
         numbered: per batch: its caller numbers it.
@@ -62,6 +62,7 @@ class Profile:
     resets: float = 1.0
     reworks: float = 1.0
     pauses: float = 1.0
+    rollbacks: float = 1.0
     deletes: float = 1.0
     drops: float = 1.0
     reads: float = 1.0

@@ -8,7 +8,7 @@ from checker.toy import ToyState
 from acclimate_service.state import Applied, Looked, OutOfOrder, Paused, Request
 
 Fate: TypeAlias = Literal["acknowledged", "refused", "unknown"]
-Kind: TypeAlias = Literal["predict", "reset", "rework", "pause"]
+Kind: TypeAlias = Literal["predict", "reset", "rework", "pause", "rollback"]
 
 
 @dataclass

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from acclimate_service.state import Batch, Change, Present, Start
+from acclimate_service.state import Batch, Change, Present, Session, Start
 
 PROBE = b"probe"
 HEADER = 40  # bytes: digest and count
@@ -101,6 +101,12 @@ class Toy:
     async def stop(self, present: Present[ToyState], paused: bool) -> Change[ToyState]:
         """The same state, whose batches are not folded in from now on, or are again."""
         return Change(present.config, present.state, answer_of(present.state), paused)
+
+    async def roll_back(self, session: Session[ToyState], present: Present[ToyState]) -> Change[ToyState]:
+        """The newest state that is kept; the answer says of which version."""
+        earlier = await session.earlier()
+        answer = b"%d " % earlier.seq + answer_of(earlier.state)
+        return Change(earlier.config, earlier.state, answer, back=earlier.seq)
 
     async def serialise(self, state: ToyState, *, awaited: bool = True) -> bytes:
         if self.refuses():

@@ -24,24 +24,39 @@ class Scope:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a life has come to: its state, the number of the newest numbered batch, and whether it is paused."""
+    """Where a life has come to: its state, the number of the newest numbered batch, whether it is paused, and all
+    states before, from the initial one on."""
 
     state: ToyState
     number: int = 0
     paused: bool = False
+    before: tuple[ToyState, ...] = ()
 
-    def after(self, op: Op) -> "Point | None":
-        """Where this operation leads; None: it comes too late, or while the client is paused."""
-        if op.kind == "reset":
-            return replace(self, state=initial(op.content.decode() or self.state.config))
-        if op.kind == "rework":
-            return replace(self, state=rework(self.state, op.content))
-        if op.kind == "pause":
-            return replace(self, paused=op.content == b"1")
+    def after(self, op: Op) -> "list[Point]":
+        """Where this operation may lead: nowhere if it comes too late, or while the client is paused."""
+        match op.kind:
+            case "reset":
+                return [self._at(initial(op.content.decode() or self.state.config))]
+            case "rework":
+                return [self._at(rework(self.state, op.content))]
+            case "pause":
+                return [replace(self._at(self.state), paused=op.content == b"1")]
+            case "rollback":
+                return [self._at(state) for state in self.before[1:]]
         if self.paused or 0 < op.number <= self.number:
-            return None
+            return []
         skipped = max(0, op.number - self.number - 1) if self.number else 0
-        return Point(advance(self.state, op.content, skipped), op.number or self.number)
+        return [replace(self._at(advance(self.state, op.content, skipped)), number=op.number or self.number)]
+
+    def answers(self, op: Op) -> set[bytes]:
+        """What may be said of an operation that led here."""
+        answer = answer_of(self.state)
+        if op.kind != "rollback":
+            return {answer}
+        return {b"%d " % seq + answer for seq, state in enumerate(self.before) if state == self.state}
+
+    def _at(self, state: ToyState) -> "Point":
+        return replace(self, state=state, before=(*self.before, self.state))
 
 
 def judge(history: History, ending: Ending) -> list[str]:
@@ -188,10 +203,10 @@ def _explained(history: History, scopes: list[Scope]) -> bool:
     def scope_at(index: int, used: frozenset[str]) -> bool:
         return index == len(scopes) or version(index, 1, Point(initial(CONFIG)), used, set())
 
-    def version(index: int, seq: int, point: Point | None, used: frozenset[str], failed: set[bytes]) -> bool:
+    def version(index: int, seq: int, point: Point, used: frozenset[str], failed: set[bytes]) -> bool:
         """Whether this version can follow; `point` is the one before, `failed` what steps led to in its place."""
         scope = scopes[index]
-        if point is None or not scope.reads.get(seq - 1, set()) <= {point.state.digest} | failed:
+        if not scope.reads.get(seq - 1, set()) <= {point.state.digest} | failed:
             return False
         failing = _taken_back(history, point)
         if seq > scope.length:
@@ -204,13 +219,14 @@ def _explained(history: History, scopes: list[Scope]) -> bool:
                 return False  # else a reader was shown what nobody was told to have been applied
         if seq in scope.placed:
             op = scope.placed[seq]
-            following = point.after(op)
-            return _answered(op, following) and version(index, seq + 1, following, used, failing)
+            answered = [following for following in point.after(op) if _answered(op, following)]
+            return any(version(index, seq + 1, following, used, failing) for following in answered)
         deadline = min((op.acknowledged for later, op in scope.placed.items() if later > seq), default=float("inf"))
         return any(
-            version(index, seq + 1, point.after(op), used | {op.request.rid}, failing)
+            version(index, seq + 1, following, used | {op.request.rid}, failing)
             for op in uncertain
             if scope.model in op.models and op.request.rid not in used and op.start < deadline
+            for following in point.after(op)
         )
 
     return scope_at(0, frozenset(taken))
@@ -219,12 +235,12 @@ def _explained(history: History, scopes: list[Scope]) -> bool:
 def _taken_back(history: History, point: Point) -> set[bytes]:
     """What may have followed for a moment: an entry is there to be read before its step fails, and is then undone."""
     failed = [op for op in history.ops if op.kind == "predict" and any(call.error for call in op.calls)]
-    return {after.state.digest for op in failed if (after := point.after(op)) is not None}
+    return {after.state.digest for op in failed for after in point.after(op)}
 
 
-def _answered(op: Op, following: Point | None) -> bool:
+def _answered(op: Op, following: Point) -> bool:
     answers = {applied.answer for applied in op.applied} - {None}
-    return op.kind == "reset" or (following is not None and answers <= {answer_of(following.state)})
+    return op.kind == "reset" or answers <= following.answers(op)
 
 
 def _name(history: History, op: Op) -> str:

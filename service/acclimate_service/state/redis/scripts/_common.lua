@@ -65,6 +65,66 @@ local function extend_scope(keys, state_ttl)
   redis.call('PEXPIRE', keys.registry, parts_ttl)
 end
 
+-- Earlier states of a client that are kept: slot -> '<version>|<when, ms>|<length>|<sha>|<chunks>|<configuration>'.
+--
+-- KEYS from `first` on: this index, then the key of each slot, which holds the chunks. `most` are kept, two of them at
+-- least `every` ms apart; those from version `back` on are forgotten, for a rollback left them behind.
+local function keeping(first, most, every, back, head_key, snapshot_key)
+  if most == 0 and back == 0 then return nil end
+  local keep = {index = KEYS[first], slots = {unpack(KEYS, first + 1)}, found = {}, most = most, every = every, back = back}
+  local flat = redis.call('HGETALL', keep.index)
+  for i = 1, #flat, 2 do
+    local seq, at = string.match(flat[i + 1], '^(%d+)|(%d+)')
+    keep.found[#keep.found + 1] = {slot = flat[i], seq = tonumber(seq), at = tonumber(at)}
+  end
+  table.sort(keep.found, function(one, other) return one.seq > other.seq end)
+
+  -- What is about to be replaced is kept, unless there is one that is little older.
+  local head = redis.call('HMGET', head_key, 'base', 'at', 'len', 'sum', 'n', 'cfg', 'st', 'snap')
+  local base, at, length, digest, chunks, config, state, sid = unpack(head)
+  local newest = keep.found[1]
+  if back > 0 or not at or length == '0' or (newest and tonumber(at) - newest.at < every) then return keep end
+  if sid ~= '' and redis.call('HLEN', snapshot_key) ~= tonumber(chunks) then return keep end
+  keep.state, keep.sid = state, sid
+  keep.meta = table.concat({base, at, length, digest, sid == '' and '1' or chunks, config}, '|')
+  table.insert(keep.found, 1, {seq = tonumber(base), at = tonumber(at)})
+  return keep
+end
+
+-- The further back, the wider apart: the newest one that is not missed much goes, else the oldest.
+local function thin(keep)
+  local found = keep.found
+  for i = 2, #found - 1 do
+    if found[i - 1].at - found[i + 1].at <= keep.every * 4 ^ (i - 1) then return table.remove(found, i) end
+  end
+  return table.remove(found)
+end
+
+-- Writes what `keeping` decided; the snapshot that is kept takes the name of its slot.
+local function keep_states(keep, snapshot_key, state_ttl)
+  if not keep then return end
+  local function forget(state)
+    redis.call('HDEL', keep.index, state.slot)
+    redis.call('UNLINK', keep.slots[state.slot + 1])
+  end
+  while keep.back > 0 and keep.found[1] and keep.found[1].seq >= keep.back do forget(table.remove(keep.found, 1)) end
+  if not keep.meta then return end
+  while #keep.found > keep.most do forget(thin(keep)) end
+  local taken, slot = {}, 0
+  for _, state in ipairs(keep.found) do taken[state.slot or ''] = true end
+  while taken[whole(slot)] do slot = slot + 1 end
+  local key = keep.slots[slot + 1]
+  if keep.sid ~= '' then
+    redis.call('RENAME', snapshot_key, key)
+  else
+    redis.call('UNLINK', key)
+    redis.call('HSET', key, '0', keep.state)
+  end
+  redis.call('HSET', keep.index, whole(slot), keep.meta)
+  redis.call('PEXPIRE', keep.index, whole(state_ttl))
+  for _, each in ipairs(keep.slots) do redis.call('PEXPIRE', each, whole(state_ttl * 1.5)) end
+end
+
 -- One absolute time: a hash and its index must not expire a millisecond apart.
 local function expire_together(at, hash, index)
   redis.call('PEXPIREAT', hash, whole(at))

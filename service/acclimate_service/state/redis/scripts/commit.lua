@@ -3,12 +3,13 @@
 local keys = {
   registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4], answer_times = KEYS[5],
   head = KEYS[6], journal = KEYS[7], old_snapshot = KEYS[8], snapshot = KEYS[9],
-}
+} -- then, if asked for, those of `keeping`
 local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local basis_tag, basis_sid, new_life, model = unpack(ARGV, 5, 8)
 local sid, chunks, state, length, digest, config, answer = unpack(ARGV, 9, 15)
 local state_ttl, key_ttl, key_min = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
 local key_cap, answer_bytes, number, paused = tonumber(ARGV[19]), tonumber(ARGV[20]), ARGV[21], ARGV[22]
+local most, every, back = tonumber(ARGV[23]), tonumber(ARGV[24]), tonumber(ARGV[25])
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -19,15 +20,17 @@ snap = snap or redis.call('HGET', keys.registry, 'm:' .. model) or ''
 if (tag or '') ~= basis_tag or snap ~= basis_sid then return conflict(registry, keys.head) end
 if sid ~= '' and redis.call('HLEN', keys.snapshot) ~= tonumber(chunks) then return {'INCOMPLETE'} end
 
+local keep = keeping(10, most, every, back, keys.head, keys.old_snapshot)
 local now = now_ms()
 seq = whole((seq or 0) + 1)
 
 -- The first write grows, so a full Redis refuses the script whole; the later ones it lets pass.
 redis.call('HSET', keys.head, 'v', '1', 'seq', seq, 'tag', ask.tag, 'base', seq, 'st', state, 'snap', sid, 'n', chunks,
-  'len', length, 'sum', digest, 'cfg', config, 'jn', '0', 'jb', '0', 'model', model)
+  'len', length, 'sum', digest, 'cfg', config, 'jn', '0', 'jb', '0', 'model', model, 'at', whole(now))
 redis.call('HSETNX', keys.head, 'fence', '')
 count_to(keys, number)
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
+keep_states(keep, keys.old_snapshot, state_ttl)
 redis.call('UNLINK', keys.journal, keys.old_snapshot)
 local life = live(registry, keys, new_life)
 redis.call('HSET', keys.registry, 'm:' .. model, sid)

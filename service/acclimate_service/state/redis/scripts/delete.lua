@@ -1,7 +1,8 @@
 -- Removes a client from every model scope, and uploads that are under way. What stays is a tombstone without data, and
 -- the markers: they are hashes, and refuse late repeats.
 --
--- KEYS: registry, answers, answer times, then head, journal, lease and live snapshot of each scope, then each upload.
+-- KEYS: registry, answers, answer times, then head, journal, lease, live snapshot and kept states of each scope, then each
+-- upload.
 -- ARGV: life, life of the tombstone, its TTL, number of scopes, then model and live snapshot id of each scope, then the
 -- id of each upload.
 
