@@ -1,13 +1,15 @@
 """`acclimate learn` and `acclimate evaluate`: only their words, so that `--help` answers at once; see `commands`."""
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from acclimate_store.cli import by_name
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_COMMANDS: Final = "acclimate_learning.commands"
 
 
 def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
@@ -21,7 +23,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     learn.add_argument("--cohort", type=int, default=30, help="clients of a round (default: %(default)s)")
     learn.add_argument("--lr", type=float, help="learning rate of the rates (default: found by a short search)")
     learn.add_argument("--checkpoint", type=Path, metavar="FILE", help="written as it goes on; taken up if it is there")
-    learn.set_defaults(run=_run_by_name("learn"))
+    learn.set_defaults(run=by_name(_COMMANDS, "learn"))
 
     text = "judge every adapter that a bundle can serve on labelled client streams, and say which to choose"
     evaluate = subparsers.add_parser("evaluate", help=text, description=text)
@@ -35,7 +37,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     evaluate.add_argument("--picture", type=Path, metavar="FILE", help="draw the gains there, as SVG")
     evaluate.add_argument("--write", action="store_true", help="publish the next version with what is recommended")
-    evaluate.set_defaults(run=_run_by_name("evaluate"))
+    evaluate.set_defaults(run=by_name(_COMMANDS, "evaluate"))
 
 
 def add_import_atp(subparsers: "Subparsers", default_store: Path) -> None:
@@ -44,7 +46,7 @@ def add_import_atp(subparsers: "Subparsers", default_store: Path) -> None:
     parser = subparsers.add_parser("import-atp", help=text, description=text)
     _add_common(parser, default_store)
     parser.add_argument("--rates", type=Path, required=True, metavar="FILE", help="of torch.save, .npy or JSON list")
-    parser.set_defaults(run=_run_by_name("import_atp"))
+    parser.set_defaults(run=by_name(_COMMANDS, "import_atp"))
 
 
 def _add_common(parser: argparse.ArgumentParser, default_store: Path) -> None:
@@ -74,18 +76,3 @@ def _add_population(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--teacher-images", type=int, default=40, help="of each (default: %(default)s)")
     parser.add_argument("--judge-images", type=int, default=200, help="of each (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same clients and rates")
-
-
-def _run_by_name(name: str) -> Callable[[argparse.Namespace], int]:
-    def run(arguments: argparse.Namespace) -> int:
-        from acclimate_adapters.errors import AcclimateError
-        from acclimate_learning import commands
-
-        try:
-            code: int = getattr(commands, name)(arguments)
-        except AcclimateError as error:
-            print(error, file=sys.stderr)
-            return 2
-        return code
-
-    return run

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from acclimate_adapters import ADAPTERS, FrozenModel, create, missing
+from acclimate_adapters import ADAPTERS, AcclimateError, FrozenModel, create, missing
 from acclimate_learning.clients import FAMILIES_OF, Client, Population, Role, own_clients, read_pool, simulate
 from acclimate_learning.errors import LearningError
 from acclimate_learning.judging import Judgement, judge
@@ -27,6 +27,8 @@ from acclimate_store.files import GRAPHS
 from acclimate_store.manifest import HARM, Evidence
 from acclimate_store.versions import model_with, next_version, publish, renewed
 
+ERRORS: Final = (AcclimateError,)
+"""What ends a command with its message alone."""
 CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
 SLOW: Final = ("memo",)
 """Adapters that take many passes for an image and are judged only if they are named."""

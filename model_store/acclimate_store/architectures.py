@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from acclimate_store.errors import ArchitectureError
 from acclimate_store.shallow_cnn import ShallowCNN
+from acclimate_store.vision import torchvision
 
 OWN: Final[Mapping[str, Callable[..., nn.Module]]] = {"shallow_cnn": ShallowCNN}
 FAMILIES: Final = ("acclimate", "torchvision", "timm", "transformers")
@@ -96,8 +97,7 @@ def _own(name: str) -> Callable[..., nn.Module]:
 
 
 def _torchvision(name: str) -> Callable[..., nn.Module]:
-    from torchvision import models
-
+    models = torchvision("models")
     # Restricted to this module, the list holds neither detection, segmentation, video nor quantised models.
     if name not in models.list_models(module=models):
         raise ArchitectureError(f"torchvision:{name} is not a classification model of torchvision.models")
@@ -106,6 +106,7 @@ def _torchvision(name: str) -> Callable[..., nn.Module]:
 
 def _timm(name: str) -> Callable[..., nn.Module]:
     require_extra("timm")
+    torchvision("models")  # timm needs it, and what does not fit is said there
     import timm
 
     if not timm.is_model(name):

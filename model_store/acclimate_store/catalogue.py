@@ -55,7 +55,9 @@ class Catalogue:
             BundleNotFound: the store itself is not there.
         """
         if not self.root.is_dir():
-            raise BundleNotFound(f"there is no model store at {self.root}; it is a directory <name>/<version>/")
+            raise BundleNotFound(
+                f"there is no model store at {self.root}; `acclimate models create` makes it, as <name>/<version>/"
+            )
         found = (
             BundleKey(path.parent.parent.name, path.parent.name) for path in self.root.glob(f"*/*/{MANIFEST_FILE}")
         )

@@ -6,11 +6,14 @@ Only the words are here, so that `--help` answers at once; what they do is in `c
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_COMMANDS: Final = "acclimate_store.commands"
 
 
 def add_parser(subparsers: "Subparsers", default_store: Path) -> "Subparsers":
@@ -25,7 +28,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> "Subparsers":
     def command(name: str, text: str) -> argparse.ArgumentParser:
         parser = commands.add_parser(name, help=text, description=text)
         parser.add_argument("--store", type=Path, default=default_store, help="model store (default: %(default)s)")
-        parser.set_defaults(run=_run_by_name(name.replace("-", "_")))
+        parser.set_defaults(run=by_name(_COMMANDS, name.replace("-", "_")))
         return parser
 
     _add_create(command("create", "publish a network of yours as version 1 of a bundle"))
@@ -41,15 +44,31 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> "Subparsers":
     return commands
 
 
-def _run_by_name(name: str) -> Callable[[argparse.Namespace], int]:
-    def run(arguments: argparse.Namespace) -> int:
-        from acclimate_adapters.errors import AcclimateError
-        from acclimate_store import commands
+def by_name(module: str, name: str, extra: str = "") -> Callable[[argparse.Namespace], int]:
+    """A command whose module, and torch with it, is imported when it runs.
 
+    Args:
+        module: that has the function, and `ERRORS`, those that say by themselves what could not be done.
+        name: of the function, from the parsed arguments to the exit code.
+        extra: of the distribution that the module needs.
+
+    Returns:
+        A function from the parsed arguments to the exit code: 2, after one sentence, if something is not installed, or
+        at one of `ERRORS`.
+    """
+
+    def run(arguments: argparse.Namespace) -> int:
+        try:
+            commands = import_module(module)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("acclimate"):
+                raise
+            print(f'acclimate: {error.name} is not installed; pip install "acclimate{extra}"', file=sys.stderr)
+            return 2
         try:
             code: int = getattr(commands, name)(arguments)
-        except AcclimateError as error:
-            print(error, file=sys.stderr)
+        except commands.ERRORS as error:
+            print(f"acclimate: {error}", file=sys.stderr)
             return 2
         return code
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from acclimate_adapters.errors import AcclimateError
 from acclimate_store.add_onnx import add_onnx as export_onnx
 from acclimate_store.architectures import FAMILIES
 from acclimate_store.catalogue import BundleKey, Catalogue
@@ -19,6 +20,9 @@ from acclimate_store.errors import BundleError, ManifestError, MeasureError
 from acclimate_store.manifest import Resize
 from acclimate_store.measure import Choices
 from acclimate_store.measure import measure as measure_model
+
+ERRORS: Final = (AcclimateError,)
+"""What ends a command with its message alone."""
 
 
 def create(arguments: argparse.Namespace) -> int:

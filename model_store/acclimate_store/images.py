@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageOps
 
 from acclimate_store.manifest import Resize
+from acclimate_store.vision import torchvision
 
 MODES: Final[Mapping[int, str]] = {1: "L", 3: "RGB"}
 """Pillow's mode by number of channels. Image files for networks of other numbers are not read."""
@@ -38,13 +39,10 @@ def upright(image: Image.Image) -> Image.Image:
 
 def resized(image: Image.Image, resize: Resize) -> NDArray[np.uint8]:
     """Pixels uint8 [H, W, C] of an image that is resized, and cropped, by the rule."""
-    # Here, since torchvision takes as long to import as torch itself: who never resizes need not wait for it.
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2 import functional as transforms
-
+    transforms = torchvision("transforms.v2.functional")
     # Pillow always filters when it shrinks; only the tensor kernels can do without.
     source = image if resize.antialias else transforms.pil_to_tensor(image)
-    mode = InterpolationMode(resize.interpolation)
+    mode = transforms.InterpolationMode(resize.interpolation)
     result = transforms.resize(source, resize.target, interpolation=mode, antialias=resize.antialias)
     if resize.crop is not None:
         result = transforms.center_crop(result, [*resize.result])

@@ -7,16 +7,16 @@ import argparse
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from acclimate_learning import cli as learning
 from acclimate_store import cli as models
+from acclimate_store.cli import by_name
 
+_COMMANDS: Final = "acclimate_service.commands"
 DEFAULT_STORE: Final = Path("model_store/bundles")
 """As `Settings.model_store`."""
 
@@ -45,31 +45,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="acclimate", description="Adapted predictions for every client.")
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="answer batches over HTTP; set by ACCLIMATE_* variables")
-    server.set_defaults(run=_by_name("run_server"))
+    server.set_defaults(run=by_name(_COMMANDS, "run_server", "[serve]"))
     one_round = commands.add_parser("round", help="run a federated round among the clients of a running service")
-    one_round.set_defaults(run=_by_name("run_round"))
+    one_round.set_defaults(run=by_name(_COMMANDS, "run_round", "[serve]"))
     advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
     advice.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
-    advice.set_defaults(run=_by_name("run_advice"))
+    advice.set_defaults(run=by_name(_COMMANDS, "run_advice", "[serve]"))
     guard = commands.add_parser("guard", help="what labels made of the answers")
     guard_commands = guard.add_subparsers(dest="guard_command", required=True)
     reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
-    reset.set_defaults(run=_by_name("run_reset"))
+    reset.set_defaults(run=by_name(_COMMANDS, "run_reset", "[serve]"))
     store = Path(os.environ.get("ACCLIMATE_MODEL_STORE") or DEFAULT_STORE)
     learning.add_import_atp(models.add_parser(commands, store), store)
     learning.add_parser(commands, store)
     return parser
-
-
-def _by_name(name: str) -> Callable[[argparse.Namespace], int]:
-    def run(options: argparse.Namespace) -> int:
-        try:
-            from acclimate_service import commands
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("acclimate"):
-                raise
-            print(f'acclimate: {error.name} is not installed; pip install "acclimate[serve]"', file=sys.stderr)
-            return 2
-        return commands.run(getattr(commands, name), options)
-
-    return run

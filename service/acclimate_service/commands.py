@@ -2,28 +2,19 @@
 
 import argparse
 import asyncio
-import sys
-from collections.abc import Callable
-
-import uvloop
+from typing import Final
 
 from acclimate_adapters import AcclimateError
 from acclimate_service.federated.cohort import Round
 from acclimate_service.service import open_service
-from acclimate_service.serving import serve
+from acclimate_service.serving import new_event_loop, serve
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import StateError
 from acclimate_service.state.redis.embedded import EmbeddedRedisError, running_at
 from acclimate_service.trials.advice import AdviceError, advise, fetch_evidence
 
-
-def run(action: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command; the exit status is 0, or 2 with one clear message when it cannot."""
-    try:
-        return action(options)
-    except (SettingsError, AcclimateError, StateError, EmbeddedRedisError, AdviceError) as error:
-        print(f"acclimate: {error}", file=sys.stderr)
-        return 2
+ERRORS: Final = (SettingsError, AcclimateError, StateError, EmbeddedRedisError, AdviceError)
+"""What ends a command with its message alone."""
 
 
 def run_server(_: argparse.Namespace) -> int:
@@ -35,7 +26,7 @@ def run_server(_: argparse.Namespace) -> int:
 def run_round(_: argparse.Namespace) -> int:
     """Run a federated round and say what became of it."""
     settings = read_settings()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         done = runner.run(_round(settings))
     print(f"acclimate: the cohort is at version {done.version}; {done.clients} clients took part in the round")
     return 0
@@ -44,7 +35,7 @@ def run_round(_: argparse.Namespace) -> int:
 def run_reset(_: argparse.Namespace) -> int:
     """Begin the fleet's evidence again."""
     settings = read_settings()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         model = runner.run(_reset(settings))
     print(f"acclimate: the fleet's evidence about {model} starts again; each client's own stays")
     return 0

@@ -63,6 +63,7 @@ from acclimate_service.trials.challengers import Challenger, Challengers, scope_
 from acclimate_service.trials.promotion import Champion, PairedTrial
 from acclimate_store import Bundle, BundleKey, Catalogue
 from acclimate_store.layout_choice import fastest
+from acclimate_store.vision import torchvision
 
 _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
@@ -355,13 +356,28 @@ def _load_bundle(settings: Settings) -> Bundle:
     Its passes are laid out in memory as they are fastest, unless replicas must agree to the last bit.
     """
     catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    bundle = catalogue.load(*BundleKey.parse(settings.model), _device(settings.device), settings.runtime)
+    bundle = catalogue.load(*_named(settings.model, catalogue), _device(settings.device), settings.runtime)
     if bundle.manifest.input.resize is not None:
-        import torchvision.transforms.v2  # noqa: F401 - it takes seconds: now, not while the first client waits
+        torchvision("transforms.v2.functional")  # it takes seconds: now, not while the first client waits
     if settings.strict_replay:
         return bundle
     model, layout = fastest(bundle.model, bundle.manifest.input.shape)
     return replace(bundle, model=model, layout=layout)
+
+
+def _named(model: str | None, catalogue: Catalogue) -> BundleKey:
+    """The bundle that the settings name, or the only one that there is."""
+    if model is not None:
+        return BundleKey.parse(model)
+    names = sorted({key.name for key in catalogue.list()})
+    match names:
+        case [name]:
+            return BundleKey(name)
+        case []:
+            raise SettingsError(
+                f"ACCLIMATE_MODEL_STORE: {catalogue.root} holds no bundle; `acclimate models create` makes one"
+            )
+    raise SettingsError(f"ACCLIMATE_MODEL: name one of the bundles in {catalogue.root}: {', '.join(names)}")
 
 
 def _device(name: str) -> torch.device:

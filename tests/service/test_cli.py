@@ -1,0 +1,98 @@
+"""The command itself: what it needs, and what it says when that is not there."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from acclimate_service.service import _named
+from acclimate_service.settings import SettingsError
+from acclimate_store import BundleKey, Catalogue
+
+COMMANDS = ["serve", "round", "advise", "guard reset", "models list", "models create", "models measure", "models show"]
+COMMANDS += ["models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
+NEEDS_EXTRA = ["serve", "round", "advise", "guard reset"]
+MAIN = "from acclimate_service.cli import main; sys.exit(main(sys.argv[1:]))"
+MISMATCH = "operator torchvision::nms does not exist"
+
+
+def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+def acclimate(without: str, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where a package is not installed."""
+    return python(f"import sys; sys.modules[{without!r}] = None; {MAIN}", *command.split())
+
+
+def test_help_of_every_command_waits_for_nothing() -> None:
+    code = """
+import sys
+from acclimate_service.cli import main
+for command in sys.argv[1:]:
+    try:
+        main([*command.split(), "--help"])
+    except SystemExit as end:
+        assert end.code == 0, command
+print({"torch", "numpy", "pydantic", "fastapi", "redis", "PIL"} & set(sys.modules))
+"""
+    done = python(code, *COMMANDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.usefixtures("integration")
+@pytest.mark.parametrize("command", NEEDS_EXTRA)
+def test_a_command_without_its_extra_says_which_it_needs(command: str) -> None:
+    done = acclimate("fastapi", command)
+    assert (done.returncode, done.stderr) == (
+        2,
+        'acclimate: fastapi is not installed; pip install "acclimate[serve]"\n',
+    )
+
+
+@pytest.mark.usefixtures("integration")
+def test_a_torchvision_that_does_not_fit_torch_is_one_clear_sentence(tmp_path: Path) -> None:
+    """As it is where only torch was installed again, from another place."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/__init__.py").write_text(f"raise RuntimeError({MISMATCH!r})")
+    information = tmp_path / "torchvision-0.9.9.dist-info"
+    information.mkdir()
+    told = {"Metadata-Version": "2.1", "Name": "torchvision", "Version": "0.9.9", "Requires-Dist": "torch==1.9.9"}
+    (information / "METADATA").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))
+    save_file({"weight": np.zeros(1)}, tmp_path / "weights.safetensors")
+    command = f"models create x --arch torchvision:resnet18 --weights {tmp_path}/weights.safetensors"
+    command += " --classes a,b --size 28 --mean 0,0,0 --std 1,1,1"
+    done = python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {MAIN}", *command.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("acclimate: torchvision 0.9.9 wants torch==1.9.9 and finds 2.")
+    assert f"({MISMATCH}); install both in one go" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path, request: pytest.FixtureRequest) -> Catalogue:
+    shutil.copytree(request.config.rootpath / "model_store/bundles/fashion-cnn", tmp_path / "cats")
+    return Catalogue(tmp_path)
+
+
+def test_the_only_model_of_a_store_need_not_be_named(catalogue: Catalogue) -> None:
+    shutil.copytree(catalogue.root / "cats/1", catalogue.root / "cats/2")
+    assert _named(None, catalogue) == BundleKey("cats")
+    assert _named("cats/1", catalogue) == BundleKey("cats", "1")
+
+
+def test_of_several_models_one_has_to_be_named(catalogue: Catalogue) -> None:
+    shutil.copytree(catalogue.root / "cats", catalogue.root / "dogs")
+    with pytest.raises(SettingsError, match=r"^ACCLIMATE_MODEL: name one of the bundles in .*: cats, dogs$"):
+        _named(None, catalogue)
+
+
+def test_a_store_without_a_model_says_how_one_is_made(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"holds no bundle; `acclimate models create` makes one"):
+        _named(None, Catalogue(tmp_path))
