@@ -1,7 +1,9 @@
 """Metrics for Prometheus; no client id is ever a label."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -62,18 +64,30 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Work that nobody waits for, and that fails: since when (monotonic seconds), and why it did last."""
+
+    since: float
+    error: Exception
+
+
 class Background:
-    """Watches over work that nobody waits for: its failures are logged with their cause, counted, and shown."""
+    """Watches over work that nobody waits for: its failures are logged with their cause, counted, and shown.
+
+    Attributes:
+        failing: the work whose last run failed, by its name.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the metrics."""
+        self.failing: dict[str, Failing] = {}
         self._failures = Counter(
             "acclimate_background_failures", "Failures of work that nobody waits for.", ["task"], registry=registry
         )
         self._failing = Gauge(
             "acclimate_background_failing", "1 while the last run of such work failed.", ["task"], registry=registry
         )
-        self._lasting: set[str] = set()
 
     async def run(self, task: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work.
@@ -91,20 +105,16 @@ class Background:
 
     def failed(self, task: str, error: Exception) -> None:
         """Work failed; the first of a row of failures is logged with its traceback."""
-        first = task not in self._lasting
-        self._lasting.add(task)
+        first = task not in self.failing
+        self.failing[task] = Failing(time.monotonic() if first else self.failing[task].since, error)
         self._failures.labels(task).inc()
         self._failing.labels(task).set(1)
         _log.warning("%s failed in the background: %r", task, error, exc_info=error if first else None)
 
     def succeeded(self, task: str) -> None:
         """Work was done."""
-        self._lasting.discard(task)
+        self.failing.pop(task, None)
         self._failing.labels(task).set(0)
-
-    def show(self, task: str, *, failing: bool) -> None:
-        """Show how work goes whose failures are logged elsewhere."""
-        self._failing.labels(task).set(failing)
 
 
 class StateMetrics:

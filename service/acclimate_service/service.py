@@ -37,7 +37,7 @@ from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Policy as AnswerPolicy
 from acclimate_service.guard.pools import Pools
 from acclimate_service.guard.record import Label
-from acclimate_service.metrics import Metrics, StateMetrics
+from acclimate_service.metrics import Background, Metrics, StateMetrics
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
@@ -140,8 +140,6 @@ class Service:
         metrics.journal_entries.set(entries)
         metrics.journal_bytes.set(nbytes)
         metrics.unreplicated.set(self.wire.unreplicated)
-        if self.fleet is not None:
-            self.metrics.background.show("evidence", failing=self.fleet.failure is not None)
 
 
 @asynccontextmanager
@@ -195,7 +193,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
 
         def fleet_of(scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
             pools = Pools(wire, limits, scope, settings.tenant, settings.secret)
-            fleet = Fleet(pools, policy, alpha=alpha, needed=settings.guard_clients)
+            fleet = Fleet(pools, policy, metrics.background, alpha=alpha, needed=settings.guard_clients)
             stack.push_async_callback(fleet.aclose)
             return fleet
 
@@ -257,7 +255,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             challengers = Challengers(each, settings.candidate_share, fleet, metrics.background)
         stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
 
-        announcements = _announcements(link, settings.tenant, model, sessions, challengers, probe)
+        announcements = _announcements(link, settings.tenant, model, sessions, challengers, probe, metrics.background)
         announcements.start()
         stack.push_async_callback(announcements.aclose)
         cohorts = Cohorts(wire, limits, model, settings.tenant)
@@ -326,7 +324,13 @@ async def _close_sessions(sessions: Sessions, challengers: Challengers | None, b
 
 
 def _announcements(
-    link: Link, tenant: str, model: str, sessions: Sessions, challengers: Challengers | None, probe: Probe
+    link: Link,
+    tenant: str,
+    model: str,
+    sessions: Sessions,
+    challengers: Challengers | None,
+    probe: Probe,
+    watched: Background,
 ) -> Announcements:
     """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
     everywhere = [sessions, *(challengers.sessions if challengers else ())]
@@ -338,6 +342,7 @@ def _announcements(
                 each.drop(client)
 
     def missed() -> None:
+        watched.succeeded("announcements")
         probe.reconnected()
         for each in everywhere:
             each.check_all()
@@ -347,7 +352,7 @@ def _announcements(
         if name.startswith(prefix):
             sessions.hand_over(name.removeprefix(prefix))
 
-    return Announcements(link, dropped, missed, wanted)
+    return Announcements(link, dropped, missed, partial(watched.failed, "announcements"), wanted)
 
 
 def _load_bundle(settings: Settings) -> Bundle:

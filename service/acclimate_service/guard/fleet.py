@@ -1,7 +1,6 @@
 """What the labels of all clients say about each configuration, as this replica last heard it."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -9,13 +8,14 @@ from typing import Final
 from acclimate_service.guard.evidence import ALPHA, CLIENTS, Counts, Pooled
 from acclimate_service.guard.policy import EVERY, Decision, Policy, by_policy, decide
 from acclimate_service.guard.pools import Pools, Share
+from acclimate_service.metrics import Background
 from acclimate_service.state import ClientScope, StateError
 from acclimate_service.state.tasks import Tasks
 
 REFRESH_S: Final = 2.0
 """Age of what was heard above which a batch has it refreshed; the batch does not wait for that."""
 _RESTARTED: Final = "-"
-_log = logging.getLogger(__name__)
+_TASK: Final = "evidence"
 
 
 class Fleet:
@@ -24,11 +24,14 @@ class Fleet:
     Args:
         pools: where the replicas keep it.
         policy: what clients without evidence of their own are answered.
+        background: watches over what nobody waits for.
         alpha: of each test.
         needed: clients that have to agree before anything follows for the others.
     """
 
-    def __init__(self, pools: Pools, policy: Policy, *, alpha: float = ALPHA, needed: int = CLIENTS) -> None:
+    def __init__(
+        self, pools: Pools, policy: Policy, background: Background, *, alpha: float = ALPHA, needed: int = CLIENTS
+    ) -> None:
         self._pools = pools
         self.policy = policy
         self.alpha = alpha
@@ -38,8 +41,7 @@ class Fleet:
         self._heard_at = -REFRESH_S
         self._tasks = Tasks()
         self._refreshing: asyncio.Task[None] | None = None
-        self.failures = 0
-        self.failure: str | None = None
+        self._background = background
 
     def against(self) -> Mapping[str, Decision]:
         """Configurations whose clients are answered by the frozen model, unless their own evidence says otherwise.
@@ -67,7 +69,7 @@ class Fleet:
         self._heard = {name: Pooled(clients, self._needed) for name, clients in counted.items()}
         self._against = self._decided()
         self._heard_at = time.monotonic()
-        self.failure = None
+        self._background.succeeded(_TASK)
         return self._heard
 
     async def own(self, client: ClientScope, configuration: str) -> Counts:
@@ -90,7 +92,7 @@ class Fleet:
                     await self._pools.forget(client, life)
             await self.pooled()
         except StateError as error:
-            self._failed("the fleet was not told of a client's labels", error)
+            self._background.failed(_TASK, error)
 
     async def restart(self, client: ClientScope, configuration: str, *, life: str, seq: int) -> None:
         """Forget what one client's labels said of a state that it has no more; the rows that counted still do."""
@@ -121,12 +123,7 @@ class Fleet:
             await self.pooled()
         except StateError as error:
             self._heard_at = time.monotonic()
-            self._failed("the fleet's evidence could not be read", error)
-
-    def _failed(self, what: str, error: StateError) -> None:
-        self.failures += 1
-        self.failure = f"{what}: {error}"
-        _log.warning("%s", self.failure)
+            self._background.failed(_TASK, error)
 
     def _refreshed(self, _: asyncio.Task[None]) -> None:
         self._refreshing = None

@@ -253,6 +253,30 @@ def test_replies_say_the_durability_of_the_redis_that_is_there_now(redis, make_r
         assert sdk.get("cam").state.durability == "everysec"
 
 
+def test_a_subscription_that_stays_lost_is_counted_and_shown_until_it_is_back(redis, make_replica, stream, caplog):
+    replica, (images,) = make_replica(redis_url=redis.url), stream(0, 1)
+
+    def failing():
+        reply = replica.http.get("/v2/health/ready")
+        assert reply.status_code == 200, "batches are answered"
+        return {each["task"]: each for each in reply.json()["failing"]}
+
+    until(lambda: not failing())
+    replica.redis.execute_command("ACL SETUSER", "default", "-subscribe")
+    replica.redis.client_kill_filter(_type="pubsub")
+    until(lambda: failing().get("announcements", {}).get("seconds", 0) > 1)
+    assert failing()["announcements"]["error"] == "NoPermissionError"
+    assert replica.metric('acclimate_background_failures_total{task="announcements"}') > 1
+    assert replica.metric('acclimate_background_failing{task="announcements"}') == 1
+    assert "announcements failed in the background" in caplog.text
+    assert "NoPermissionError" in caplog.text
+    with replica.sdk() as sdk:
+        assert sdk.predict("cam", images).state.version == 1
+    replica.redis.execute_command("ACL SETUSER", "default", "+subscribe")
+    until(lambda: not failing())
+    assert replica.metric('acclimate_background_failing{task="announcements"}') == 0
+
+
 def test_a_redis_that_hangs_does_not_hold_up_the_probes(redis, make_replica):
     replica = make_replica(redis_url=redis.url)
     os.kill(redis.pid, signal.SIGSTOP)

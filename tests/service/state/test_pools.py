@@ -4,12 +4,14 @@ import asyncio
 import random
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from acclimate_service.guard import pools as guard_pools
 from acclimate_service.guard.evidence import WEIGHT, Counts
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import EVERY, Decision
 from acclimate_service.guard.pools import MOST_CLIENTS, MOST_CONFIGURATIONS, Pools, Share
+from acclimate_service.metrics import Background
 from acclimate_service.state import ClientScope, Limits
 
 MODEL = "0123456789abcdef"
@@ -220,7 +222,7 @@ async def test_names_of_clients_depend_on_the_secret(make_pools, admin):
 
 @pytest.fixture
 def fleet(pools):
-    return Fleet(pools, "follow-fleet")
+    return Fleet(pools, "follow-fleet", Background(CollectorRegistry()))
 
 
 async def told_by(fleet, driver, life, counts, seq=1, born="b" * 16):
@@ -284,18 +286,17 @@ async def test_the_fleet_follows_several_clients_that_agree_and_no_single_one(fl
 
 @pytest.mark.parametrize(("policy", "against"), [("frozen", {EVERY: Decision("frozen", "policy")}), ("adapt", {})])
 async def test_a_fixed_policy_holds_for_every_configuration_before_anything_was_heard(pools, policy, against):
-    assert Fleet(pools, policy).against() == against
+    assert Fleet(pools, policy, Background(CollectorRegistry())).against() == against
 
 
 async def test_evidence_that_cannot_be_read_is_said_with_its_cause_until_it_can(fleet, pools, admin, caplog):
     await admin.set(pools._pool, "of another kind")
     fleet.heard()
-    while fleet.failure is None:  # noqa: ASYNC110 - it is there for those who ask
+    while not fleet._background.failing:  # noqa: ASYNC110 - it is there for those who ask
         await asyncio.sleep(0)
-    assert "the fleet's evidence could not be read" in caplog.text
-    assert "WRONGTYPE" in fleet.failure
-    assert fleet.failures == 1
+    assert "evidence failed in the background" in caplog.text
+    assert "WRONGTYPE" in str(fleet._background.failing["evidence"].error)
     await admin.delete(pools._pool)
     await fleet.pooled()
-    assert fleet.failure is None
+    assert not fleet._background.failing
     await fleet.aclose()

@@ -1,5 +1,6 @@
 """What the service says of itself: its models, its adapters, whether it answers, and its metrics."""
 
+import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -8,6 +9,7 @@ from starlette.responses import Response
 from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
 from acclimate_service.http.context import Intake, json
+from acclimate_service.metrics import Metrics
 from acclimate_store import Bundle
 
 
@@ -40,9 +42,10 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
         return json({"live": True})
 
     async def ready() -> Response:
-        """Whether batches are answered; asks Redis."""
+        """Whether batches are answered; asks Redis. Work beside them that fails is listed, and is no reason."""
         reason = await probe()
-        reply = json({"ready": reason is None, "live": True, "reason": reason}, 200 if reason is None else 503)
+        said = {"ready": reason is None, "live": True, "reason": reason, "failing": _failing(service.metrics)}
+        reply = json(said, 200 if reason is None else 503)
         if reason is not None:
             reply.headers["Retry-After"] = "1"
         return reply
@@ -62,6 +65,15 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     }
     for path, handler in routes.items():
         router.add_api_route(path, handler, methods=["GET"])
+
+
+def _failing(metrics: Metrics) -> list[dict[str, Any]]:
+    """Work that nobody waits for and whose last run failed; its error's words are in the log alone."""
+    now = time.monotonic()
+    return [
+        {"task": task, "seconds": round(now - failing.since, 1), "error": type(failing.error).__name__}
+        for task, failing in metrics.background.failing.items()
+    ]
 
 
 def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...]) -> dict[str, Any]:

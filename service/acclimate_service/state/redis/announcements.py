@@ -6,7 +6,6 @@ to hear, so whoever was away for a while must ask whether anything was said.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,7 +19,6 @@ DROP: Final = "acc:drop"
 """Channel of clients whose state is to be forgotten."""
 HAND_OVER: Final = "acc:hand-over"
 """Channel of clients whose journal another replica waits for."""
-_log = logging.getLogger(__name__)
 
 
 class Announcements:
@@ -30,6 +28,7 @@ class Announcements:
         link: where Redis is.
         dropped: told each client to be forgotten, as it was published.
         missed: told that messages may have been missed: at the start, and after each interruption.
+        failed: told why there is no subscription, at each try.
         wanted: told each client whose journal another replica waits for, as it was published.
         pause: before another try to subscribe (s).
         quiet: silence after which Redis is asked whether it is still there (s).
@@ -40,6 +39,7 @@ class Announcements:
         link: Link,
         dropped: Callable[[str], None],
         missed: Callable[[], None],
+        failed: Callable[[Exception], None],
         wanted: Callable[[str], None] = lambda _: None,
         *,
         pause: float = 1.0,
@@ -48,6 +48,7 @@ class Announcements:
         self._link = link
         self._heard = {DROP.encode(): dropped, HAND_OVER.encode(): wanted}
         self._missed = missed
+        self._failed = failed
         self._pause = pause
         self._quiet = quiet
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +68,7 @@ class Announcements:
             try:
                 await self._subscribed()
             except Exception as error:  # whatever was said or made of it: without a subscription nothing is heard
-                _log.warning("not subscribed to %s, trying again: %r", ", ".join(map(bytes.decode, self._heard)), error)
+                self._failed(error)
             await asyncio.sleep(random.uniform(self._pause / 2, self._pause))
 
     async def _subscribed(self) -> None:
