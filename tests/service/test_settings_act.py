@@ -1,7 +1,9 @@
 """Every setting acts from the first request of a fresh replica, and again after a restart on what is stored."""
 
 import asyncio
+import os
 import re
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,15 +12,23 @@ import numpy as np
 import pytest
 import torch
 import uvloop
+from safetensors.torch import load_file
 
+from acclimate_adapters import State
+from acclimate_service.guard.evidence import Counts
+from acclimate_service.guard.pools import Share
 from acclimate_service.service import open_service
 from acclimate_service.settings import Settings
-from acclimate_service.state import always
+from acclimate_service.state import ClientScope, always
 from acclimate_service.state.errors import StoreUnfit
 from acclimate_service.trials.challengers import scope_of
+from acclimate_store import BundleError, Catalogue, write_bundle
+from acclimate_store.architectures import ShallowCNN, build
+from acclimate_store.files import MODEL_FILE
 
 TESTS = Path(__file__).parents[1]
 BUNDLES = TESTS.parent / "model_store" / "bundles"
+OWN_ARCHITECTURE = f"{ShallowCNN.__module__}:{ShallowCNN.__qualname__}"
 STATE = {"Content-Type": "application/octet-stream"}
 TIGHT = {
     "model": "fashion-cnn/1",
@@ -41,47 +51,56 @@ TIGHT = {
     "cache_bytes": 8_000_000,
 }
 JOURNAL = {"adapter": "fedcal", "inline_max": 100, "replica": "replica-7", "replicas_to_wait": 1, "guard": "adapt"}
-OFF = {"adapter": "atp", "journal": False, "import_": False, "state_budget": 0.25, "guard": "off", "secret": "s"}
+OFF = {
+    "adapter": "atp",
+    "adapters": ("atp", "memo"),
+    "max_step_ms": 2000,
+    "keep_snapshots": 0,
+    "journal": False,
+    "import_": False,
+    "state_budget": 0.25,
+    "guard": "off",
+    "secret": "s",
+}
+BOUNDS = {
+    "adapter": "fedcal",
+    "max_waiting": 2,
+    "max_waiting_rows": 4,
+    "max_held_bytes": 100_000,
+    "max_clients": 3,
+    "guard": "off",
+}
+STRICT = {
+    "adapter": "fedcal",
+    "inline_max": 1,
+    "strict_replay": True,
+    "request_timeout_ms": 2000,
+    "store_outage": "frozen",
+    "drain_budget_s": 0.5,
+    "guard": "off",
+}
+LABELS = {"adapter": "fedcal", "influence": 1.0, "guard_clients": 1, "candidates": ("em",), "auto_switch": True}
+ROUNDS = {
+    "model": "own",
+    "adapter": "fed_ade",
+    "adapter_options": {"layers": "all", "eta_min": 1e-6, "eta_max": 1e-5, "epochs": 1},
+    "round_interval_s": 1,
+    "round_clients": 2,
+    "guard": "off",
+}
 ELSEWHERE = {
-    "redis_url": "service/clients/test_hand_over.py::test_an_idle_replica_hands_its_client_over_at_once",
-    "model_store": "service/clients/test_adapters.py::test_",
-    "allowed_imports": "model_store/test_create.py::test_",
     "device": "gpu/test_gpu_graphs.py::test_",
     "device_cache_bytes": "service/compute/test_device_cache.py::"
     "test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not",
     "host": "service/test_settings.py::test_a_wrong_setting_is_one_clear_line",
     "port": "e2e/test_process.py::test_sigint_ends_the_service_although_connections_are_open",
-    "max_clients": "service/clients/test_admission.py::test_a_tenant_has_so_many_clients_and_a_deleted_one_makes_room",
-    "max_waiting": "service/clients/test_admission.py::test_a_client_that_floods_the_service_does_not_shut_others_out",
-    "max_waiting_rows": "service/clients/test_sharing.py::test_",
-    "max_held_bytes": "service/http/test_limits.py::"
-    "test_unfinished_uploads_count_and_those_that_find_no_room_are_told_so",
-    "adapters": "service/clients/test_costly_steps.py::test_adapters_that_are_not_offered_are_neither_listed_nor_given",
-    "max_step_ms": "service/clients/test_costly_steps.py::"
-    "test_a_batch_of_too_many_images_is_refused_and_one_of_fewer_is_answered",
-    "request_timeout_ms": "service/compute/test_stuck.py::"
-    "test_a_replica_whose_device_is_stuck_is_not_ready_until_it_goes_on",
-    "strict_replay": "service/compute/test_runtime.py::"
-    "test_the_memory_layout_is_reported_and_the_same_on_all_replicas_under_strict_replay",
-    "store_outage": "service/clients/test_outage.py::"
-    "test_by_the_policy_frozen_the_global_model_answers_meanwhile_and_no_state_is_lost",
-    "influence": "service/clients/test_influence.py::"
-    "test_a_large_batch_counts_for_as_many_mean_batches_as_the_operator_allows",
-    "keep_snapshots": "service/clients/test_rollback.py::"
-    "test_nothing_is_kept_where_the_operator_says_so_nor_of_what_candidates_learn",
-    "guard_clients": "service/trials/test_promotion.py::"
-    "test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with",
-    "auto_switch": "service/trials/test_promotion.py::"
-    "test_a_better_candidate_is_what_new_clients_begin_with_and_labelled_ones_go_on_with",
     "drain_lead_s": "e2e/test_drain.py::"
     "test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balancers_are_told",
-    "drain_budget_s": "service/clients/test_sessions.py::"
-    "test_the_end_has_one_budget_for_the_states_of_clients_and_of_candidates",
-    "round_interval_s": "service/federated/test_cohort.py::test_replicas_run_rounds_by_themselves_one_per_interval",
-    "round_clients": "service/federated/test_cohort.py::test_a_round_takes_no_more_clients_than_it_may",
 }
-"""Settings whose test needs more than one request of one replica."""
-HERE = {*TIGHT, *JOURNAL, *OFF, "redis_override", "appendfsync", "redis_max_bytes", "data_dir"}
+"""Settings that need a process of their own, or a GPU; nothing that is stored has to do with them."""
+PROFILES = (TIGHT, JOURNAL, OFF, BOUNDS, STRICT, LABELS, ROUNDS)
+ALONE = {"redis_url", "redis_override", "appendfsync", "redis_max_bytes", "data_dir", "model_store", "allowed_imports"}
+HERE = ALONE.union(*PROFILES)
 
 
 def test_every_setting_has_a_test_that_there_is():
@@ -89,6 +108,18 @@ def test_every_setting_has_a_test_that_there_is():
     for place in ELSEWHERE.values():
         file, _, name = place.partition("::")
         assert f"def {name}" in (TESTS / file).read_text(), place
+
+
+@pytest.fixture(scope="module")
+def noise():
+    return np.random.default_rng(0).integers(0, 256, (200, 28, 28), np.uint8)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def send(replica, client, images, **headers):
@@ -132,6 +163,38 @@ def off(twice):
     return twice(**OFF)
 
 
+@pytest.fixture(scope="module")
+def bounds(twice):
+    return twice(**BOUNDS)
+
+
+@pytest.fixture(scope="module")
+def strict(twice):
+    return twice(**STRICT)
+
+
+@pytest.fixture(scope="module")
+def labels(twice):
+    return twice(**LABELS)
+
+
+@pytest.fixture(scope="module")
+def rounds(twice, own_store):
+    return twice(**ROUNDS, model_store=own_store, allowed_imports=(OWN_ARCHITECTURE,))
+
+
+@pytest.fixture(scope="module")
+def own_store(anchored_store, tmp_path_factory):
+    """A store with a network that is imported from where its operator allows it."""
+    bundle = Catalogue(anchored_store).load("fashion-cnn")
+    manifest = bundle.manifest.model_copy(update={"name": "own", "architecture": OWN_ARCHITECTURE})
+    net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
+    net.load_state_dict(load_file(anchored_store / bundle.manifest.key / MODEL_FILE))
+    store = tmp_path_factory.mktemp("own")
+    write_bundle(store, manifest, net, bundle.model.source, allowed_imports=(OWN_ARCHITECTURE,))
+    return store
+
+
 def test_model(tight):
     assert tight[1]["model"] == {"name": "fashion-cnn", "version": "1"}
 
@@ -167,9 +230,7 @@ def test_guard_alpha(tight):
 
 def test_candidates_and_their_share(tight):
     replica = tight[0]
-    deadline = time.monotonic() + 10
-    while replica.service.challengers._waiting and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not replica.service.challengers._waiting)
     (name,) = replica.service.challengers.configurations
     scope = scope_of(replica.service.bundle.model.content_hash, name)
     assert replica.redis.keys(f"acc:{{acme/first}}:{scope}:*")
@@ -274,6 +335,25 @@ def test_journal(off):
     assert not off[0].redis.keys("acc:*:j"), "no input is kept"
 
 
+def test_adapters(off):
+    replies = [off[0].http.put("/clients/choosing", json={"adapter": name}) for name in ("memo", "em")]
+    assert [reply.status_code for reply in replies] == [200, 403]
+
+
+def test_max_step_ms(off, noise):
+    costly = {"adapter": "memo", "hyperparameters": {"views": 64, "steps": 10}}
+    reply = off[0].http.put("/clients/slow", json=costly)
+    if reply.is_success:  # a slow machine cannot afford one image of it
+        reply = send(off[0], "slow", noise)
+    assert reply.json()["code"] == "step_too_costly"
+
+
+def test_keep_snapshots(off, noise):
+    for count in (2, 3, 4):
+        send(off[0], "kept", noise[:count]).raise_for_status()
+    assert off[0].http.get("/clients/kept").json()["state"]["kept"] == []
+
+
 def test_secret(off):
     keyed = {"Idempotency-Key": "k"}
     send(off[0], "keyed", np.zeros((1, 28, 28), np.uint8), **keyed).raise_for_status()
@@ -283,15 +363,147 @@ def test_secret(off):
     assert other.json()["code"] == "key_reused"
 
 
-def test_redis_override(make_replica):
+def test_max_waiting(bounds, pool, shade):
+    replica = bounds[0]
+    batches = replica.service.admission.batches
+    with replica.at_work("first", replica.service.sessions):
+        waiting = [pool.submit(send, replica, "first", shade(value)) for value in range(2)]
+        until(lambda: batches.taken == 2)
+        reply = send(replica, "other", shade(3))
+    assert (reply.status_code, "2 batches are waiting" in reply.json()["detail"]) == (429, True)
+    assert [each.result().status_code for each in waiting] == [200, 200]
+
+
+def test_max_waiting_rows(bounds, pool, noise):
+    replica = bounds[0]
+    with replica.at_work("first", replica.service.sessions):
+        waiting = pool.submit(send, replica, "first", noise[:3])
+        until(lambda: replica.service.admission.rows.taken == 3)
+        reply = send(replica, "other", noise[:2])
+    assert (reply.status_code, "3 images are waiting" in reply.json()["detail"]) == (429, True)
+    assert waiting.result().status_code == 200
+
+
+def test_max_held_bytes(bounds, pool, noise):
+    replica = bounds[0]
+    with replica.at_work("first", replica.service.sessions):
+        waiting = pool.submit(send, replica, "first", noise[:1])
+        until(lambda: replica.service.admission.rows.taken == 1)
+        reply = send(replica, "other", noise[:128])
+    assert (reply.status_code, "bytes are waiting" in reply.json()["detail"]) == (429, True)
+    assert waiting.result().status_code == 200
+
+
+def test_influence(labels, noise):
+    for count in (20, 20, 200):
+        send(labels[0], "loud", noise[:count]).raise_for_status()
+    state = State.from_bytes(labels[0].http.get("/clients/loud/state").content)
+    assert int(state.tensors["rows"]) == 60, "200 rows count as much as 20"
+
+
+def test_max_clients(bounds, noise):
+    replica = bounds[0]
+    replies = [send(replica, f"new-{number}", noise[:1]) for number in range(3)]
+    assert (replies[-1].status_code, replies[-1].json()["code"]) == (507, "store_full")
+    assert len(replica.redis.keys("acc:*:h")) == 3
+    assert send(replica, "first", noise[:1]).status_code == 200
+
+
+def test_request_timeout_ms(strict, pool, noise):
+    """For those that name no deadline, and for those that name a longer one."""
+    replica, longer = strict[0], {"X-Request-Timeout-Ms": "600000"}
+    with replica.at_work("first", replica.service.sessions):
+        waiting = [pool.submit(send, replica, "first", noise[:1], **headers) for headers in ({}, longer)]
+        replies = [each.result() for each in waiting]
+    assert [(reply.status_code, reply.json()["code"]) for reply in replies] == [(504, "deadline_exceeded")] * 2
+
+
+def test_strict_replay(strict, noise, monkeypatch):
+    replica = strict[0]
+    send(replica, "moved", noise[:1]).raise_for_status()
+    replica.loop.call_soon_threadsafe(replica.service.sessions.drop, "moved")
+    monkeypatch.setattr(replica.service.engine._machine, "engine", "of another version")
+    assert send(replica, "moved", noise[:1]).json()["code"] == "state_unreadable"
+    layouts = [model["layout"] for model in replica.http.get("/models").json()["models"]]
+    assert layouts == ["contiguous"], "none was chosen by trying"
+
+
+def test_store_outage(strict, noise):
+    replica = strict[0]
+    redis = replica.redis.info()["process_id"]
+    os.kill(redis, signal.SIGSTOP)
+    try:
+        reply = send(replica, "first", noise[:1])
+    finally:
+        os.kill(redis, signal.SIGCONT)
+    assert (reply.status_code, reply.json()["state"]["status"]) == (200, "frozen")
+
+
+def test_drain_budget_s(run_service, tmp_path, noise):
+    for _ in ("fresh", "after a restart"):
+        with run_service(data_dir=tmp_path, **STRICT) as replica:
+            send(replica, "first", noise[:1]).raise_for_status()
+            replica.service.sessions._evicting = asyncio.Semaphore(0)  # it cannot be written away
+            began = time.monotonic()
+        assert time.monotonic() - began < Settings().drain_budget_s / 2
+
+
+def test_guard_clients(labels, noise):
+    replica = labels[0]
+    default = replica.service.configurations.default
+    tell(replica, replica.service.fleet, default, Counts(losses=12, labelled=12, frozen_right=12))
+    guard = send(replica, "first", noise[:1]).json()["guard"]
+    assert (guard["answering"], guard["because"]) == ("frozen", "fleet_harmful")
+
+
+def test_auto_switch(labels, noise):
+    replica = labels[0]
+    (challenger,) = replica.service.challengers._challengers
+    better = Counts(wins=30, labelled=30, adapted_right=30)
+    tell(replica, challenger.trial.evidence, challenger.configuration, better)
+    assert send(replica, "new", noise[:1]).json()["adapter"] == "em"
+    assert replica.http.get("/clients/first").json()["adapter"] == "fedcal"
+
+
+def tell(replica, fleet, configuration, counts):
+    """What one client's labels say, as this replica will hear it."""
+    share = Share("a" * 16, 1, "b" * 16, counts)
+    replica.run(fleet._pools.tell(ClientScope("teller"), configuration, share))
+    replica.run(fleet.pooled())
+
+
+def test_model_store_and_allowed_imports(rounds, make_replica, own_store):
+    (model,) = rounds[0].http.get("/models").json()["models"]
+    assert (model["name"], model["architecture"]) == ("own", OWN_ARCHITECTURE)
+    with pytest.raises(BundleError, match="does not allow it as an import path"):
+        make_replica(model_store=own_store, model="own")
+
+
+def test_rounds_by_themselves_and_their_clients(rounds, stream):
+    replica = rounds[0]
+    replica.http.delete("/clients/first").raise_for_status()  # one flat image is not enough for a round
+    clients = [f"member-{number}" for number in range(4)]
+    for number, name in enumerate(clients):
+        send(replica, name, stream(number, 1)[0][:, 0]).raise_for_status()
+    before = version_of_the_cohort(replica)
+    until(lambda: version_of_the_cohort(replica) >= before + 2)
+    changes = sum(replica.http.get(f"/clients/{name}").json()["state"]["version"] - 1 for name in clients)
+    assert 2 <= changes <= 2 * (version_of_the_cohort(replica) + 1 - before), "two of them in each round"
+
+
+def version_of_the_cohort(replica):
+    return replica.run(replica.service.rounds._cohorts.load()).version
+
+
+def test_redis_url_and_override(make_replica, noise):
     replica = make_replica()
     url = replica.service.settings.redis_url
     replica.redis.config_set("appendonly", "no")
     with pytest.raises(StoreUnfit):
         make_replica(redis_url=url)
-    for _ in range(2):
+    for version in (1, 2):
         other = make_replica(redis_url=url, redis_override=True)
-        assert send(other, "cam", np.zeros((1, 28, 28), np.uint8)).status_code == 200
+        assert send(other, "cam", noise[:1]).json()["state"]["version"] == version
 
 
 def test_data_dir_appendfsync_and_memory_of_the_private_redis(tmp_path):
