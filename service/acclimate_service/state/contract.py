@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from acclimate_service.state.encoding import Batch
-from acclimate_service.state.records import Attempt
 
 S = TypeVar("S")
 Start: TypeAlias = Callable[[], Awaitable[None]]
@@ -88,18 +87,6 @@ class Request:
     admit: Start = field(default=always, compare=False)
     number: int = 0
     life: str = ""
-
-    def attempt(self) -> Attempt:
-        """A new try, under a tag of its own."""
-        return Attempt(self.rid, self.fingerprint, self.number)
-
-    def late(self, newest: int) -> bool:
-        """Whether its place in the stream is taken or passed, once batch `newest` was applied."""
-        return 0 < self.number <= newest
-
-    def skipped(self, newest: int) -> int:
-        """How many batches are missing between batch `newest` and this one."""
-        return max(0, self.number - newest - 1) if newest else 0
 
 
 @dataclass(frozen=True, slots=True)

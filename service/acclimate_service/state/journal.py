@@ -15,7 +15,6 @@ from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import (
     Attempt,
     Basis,
-    Committed,
     Conflict,
     Gone,
     Head,
@@ -23,7 +22,7 @@ from acclimate_service.state.records import (
     Refused,
     Reply,
     Snapshot,
-    change_outcome,
+    change_refusal,
     head_of,
 )
 from acclimate_service.state.redis.announcements import HAND_OVER
@@ -364,14 +363,14 @@ def open_outcome(reply: Reply) -> OpenOutcome:
 def append_outcome(reply: Reply, attempt: Attempt, sid: str) -> AppendOutcome:
     """The reply of `append`, sent with this attempt on a state whose snapshot is `sid`."""
     match reply.rows:
+        case [b"OK", seq, life, _, *touched]:
+            return Appended(Basis(life.decode(), int(seq), attempt.tag, sid), touched == [b"1"])
         case [b"FENCED"]:
             return Fenced()
         case [b"JFULL"]:
             return Full(reply.effect)
-    outcome = change_outcome(reply.rows[:4] if reply.rows[0] == b"OK" else reply.rows, attempt, sid)
-    if isinstance(outcome, Committed):
-        return Appended(outcome.basis, touched=reply.rows[4:] == [b"1"])
-    return outcome
+        case rows:
+            return change_refusal(rows)
 
 
 def flip_outcome(reply: Reply) -> FlipOutcome:

@@ -88,6 +88,10 @@ class Reader(Generic[S]):
 
     A replay is begun once, however many ask for what it leads to, and goes on when they go away: what it came to is in
     memory when they ask again.
+
+    Attributes:
+        restoring: the replay under way that leads to the newest state.
+        recomputing: one that leads to an earlier answer.
     """
 
     def __init__(self, context: Context[S], memory: Memory[S], snapshotter: Snapshotter[S], tasks: Tasks) -> None:
@@ -95,27 +99,13 @@ class Reader(Generic[S]):
         self._memory = memory
         self._snapshotter = snapshotter
         self._tasks = tasks
-        self._restoring: Flight[S, Held[S] | None] | None = None
-        self._recomputing: Flight[S, Owed | None] | None = None
+        self.restoring: Flight[S, Held[S] | None] | None = None
+        self.recomputing: Flight[S, Owed | None] | None = None
 
     @property
     def progress(self) -> Held[S] | None:
         """What a replay that is under way has come to."""
-        return self._restoring.replay.held if self._restoring and self._restoring.replay else None
-
-    @property
-    def replay_s(self) -> float | None:
-        """About how long a replay that is under way will take (s); None if there is none."""
-        flight = self._restoring or self._recomputing
-        return None if flight is None else self._context.replays.seconds_until(flight)
-
-    def fresh(self) -> Held[S] | None:
-        """The state in memory, if it is surely still alive in Redis; its next write proves whether it is the newest."""
-        held = self._memory.held
-        if held is None or held.track.stale:
-            return None
-        age_ms = 1000 * (self._context.clock() - held.touched)
-        return held if age_ms < self._context.limits.state_ttl_ms / 2 else None
+        return self.restoring.replay.held if self.restoring and self.restoring.replay else None
 
     async def peek(self) -> Held[S]:
         """The newest state, found without changing anything.
@@ -150,13 +140,13 @@ class Reader(Generic[S]):
             head = loaded.head
             if head is None:
                 return await self._cold(loaded.basis)
-            if self._restoring is not None:
-                await self._restoring.result()  # perhaps of another version: then it is where the next one begins
+            if self.restoring is not None:
+                await self.restoring.result()  # perhaps of another version: then it is where the next one begins
                 continue
             opens = batch is not None and (
                 head.base < head.seq or not self._context.written_whole(head.length, batch.nbytes)
             )
-            flight = self._restoring = Flight[S, Held[S] | None]("state")
+            flight = self.restoring = Flight[S, Held[S] | None]("state")
             flight.begin(self._restore(flight, loaded, head, opens), self._tasks)
             return await flight.result()
 
@@ -170,13 +160,13 @@ class Reader(Generic[S]):
         if seq in held.track.owed:
             return held.track.owed[seq]
         # It was stored before the replay, or is too large to be: only a replay up to it tells.
-        if self._recomputing is None or self._recomputing.name != rid:
-            if self._recomputing is not None:
-                self._recomputing.drop()
-            flight = self._recomputing = Flight[S, Owed | None](rid)
+        if self.recomputing is None or self.recomputing.name != rid:
+            if self.recomputing is not None:
+                self.recomputing.drop()
+            flight = self.recomputing = Flight[S, Owed | None](rid)
             flight.begin(self._recompute(flight, loaded, head, seq), self._tasks)
-        found = await self._recomputing.result()
-        self._recomputing = None
+        found = await self.recomputing.result()
+        self.recomputing = None
         return found
 
     async def open(self, basis: Basis) -> Opened | None:
@@ -213,22 +203,22 @@ class Reader(Generic[S]):
 
     async def ended(self) -> None:
         """Wait until no replay is under way."""
-        while self._restoring is not None:
+        while self.restoring is not None:
             with suppress(Exception):  # who asks for the state is told
-                await self._restoring.result()
+                await self.restoring.result()
 
     async def stop(self) -> None:
         """Give up a replay that nobody waits for; what it has come to stays in memory."""
-        for flight in (self._restoring, self._recomputing):
+        for flight in (self.restoring, self.recomputing):
             if flight is not None:
                 await flight.stop()
 
     def drop(self) -> None:
         """Forget what replays come to."""
-        for flight in (self._restoring, self._recomputing):
+        for flight in (self.restoring, self.recomputing):
             if flight is not None:
                 flight.drop()
-        self._restoring = self._recomputing = None
+        self.restoring = self.recomputing = None
 
     def _known(self, loaded: Loaded) -> Held[S] | None:
         held = self._memory.held
@@ -256,8 +246,8 @@ class Reader(Generic[S]):
             async with self._context.replays.place(flight):
                 return await self._restored(flight, loaded, opens)
         finally:
-            if self._restoring is flight:
-                self._restoring = None
+            if self.restoring is flight:
+                self.restoring = None
 
     async def _restored(self, flight: Flight[S, Held[S] | None], loaded: Loaded, opens: bool) -> Held[S] | None:
         """In the place in the queue, where it stays however often the stored state moves."""

@@ -385,6 +385,17 @@ def change_outcome(rows: list[Any], attempt: Attempt, sid: str) -> Committed | C
     match rows:
         case [b"OK", seq, life, duplicate]:
             return Committed(Basis(life.decode(), int(seq), attempt.tag, sid), duplicate == b"1")
+        case _:
+            return change_refusal(rows)
+
+
+def change_refusal(rows: list[Any]) -> Conflict | Refused:
+    """Why one of them changed nothing.
+
+    Raises:
+        StateCorrupt: it says what this version does not know.
+    """
+    match rows:
         case [b"CONFLICT", life, head]:
             return Conflict(life.decode(), head_of(head))
         case [b"REPLAY", seq, model, answer, life]:

@@ -19,7 +19,7 @@ clients whose turn is taken.
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeAlias
 
 from acclimate_service.state.contract import Applied, Earlier, Looked, Present, Request, S, Start, always
@@ -29,20 +29,17 @@ from acclimate_service.state.errors import (
     ClientUnknown,
     Contended,
     Doubt,
-    KeyReused,
-    KeyUsedBeforeDelete,
-    OtherModel,
+    Effect,
     OutOfOrder,
     Paused,
-    RequestRunning,
     StateError,
     VersionUnknown,
 )
 from acclimate_service.state.held import Context, Held, Memory, Snapshotter
-from acclimate_service.state.journal import Answered
 from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import (
     Absent,
+    Attempt,
     Committed,
     Conflict,
     Gone,
@@ -53,6 +50,7 @@ from acclimate_service.state.records import (
     Repeat,
     Used,
 )
+from acclimate_service.state.repeats import Repeats, refusal, stored
 from acclimate_service.state.tasks import Tasks
 from acclimate_service.state.writer import Changing, WriteOutcome, Writer
 
@@ -69,19 +67,15 @@ class _Visit:
 
     Args:
         life: of its client when Redis was first asked, or as the request says.
-        doubt: whether an earlier try of it may still land.
         ask: True if Redis is to be asked what became of it, before anything is computed.
         pauses: whether it is refused while the client is paused.
+        committed: "unknown" if an earlier try of it may still land.
     """
 
     life: str | None = None
-    doubt: Doubt = field(default_factory=Doubt)
     ask: bool = False
     pauses: bool = False
-
-    def may_go_on_from(self, held: Held[S]) -> bool:
-        """Whether a state in memory will do: it belongs to that life, and Redis need not be asked."""
-        return not self.ask and self.life in (None, held.life) and not self.stops_at(held)
+    committed: Effect = False
 
     def stops_at(self, at: Held[S] | Head | None) -> bool:
         """Whether it is refused there."""
@@ -104,8 +98,8 @@ class Session(Generic[S]):
         self._snapshotter = Snapshotter(context, self._tasks)
         self._reader = Reader(context, self._memory, self._snapshotter, self._tasks)
         self._writer = Writer(context, self._memory, self._reader, self._snapshotter, self._tasks)
+        self._repeats = Repeats(context, self._reader)
         self._tried = deque[str](maxlen=_TRIED)
-        self._repeated = ""  # id of the last request that was found to be applied already
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +112,8 @@ class Session(Generic[S]):
     @property
     def replay_s(self) -> float | None:
         """About how long a replay that is under way will take (s); None if there is none."""
-        return self._reader.replay_s
+        flight = self._reader.restoring or self._reader.recomputing
+        return None if flight is None else self._context.replays.seconds_until(flight)
 
     async def replay_ended(self) -> None:
         """Wait until no replay is under way."""
@@ -126,7 +121,7 @@ class Session(Generic[S]):
 
     def knows(self, rid: str) -> bool:
         """Whether the last request that was found to be applied already is this one."""
-        return self._repeated == rid
+        return self._repeats.last == rid
 
     @property
     def version(self) -> int | None:
@@ -184,17 +179,25 @@ class Session(Generic[S]):
         visit = _Visit(request.life or None, ask=ask, pauses=not while_paused)
         self._tried.append(request.rid)
         try:
-            with visit.doubt:
-                for _ in range(self._context.limits.tries):
-                    applied = await self._try(request, work, visit)
-                    if applied is not None:
-                        return applied
-                    await self._context.pause()
-                raise Contended(_KEPT_CHANGING)
-        except StateError:
+            for _ in range(self._context.limits.tries):
+                found = await self._find(request, work, visit)
+                if isinstance(found, Applied):
+                    return found
+                if found is not None:
+                    self._context.observer.found(found.status)
+                    attempt = Attempt(request.rid, request.fingerprint, request.number)
+                    outcome = await self._writer.write(found, attempt, work, request.admit)
+                    if isinstance(outcome, Applied):
+                        return outcome
+                    if (answered := self._refused(outcome, visit)) is not None:
+                        return answered
+                await self._context.pause()  # the client changed: try again, from what is stored now
+            raise Contended(_KEPT_CHANGING)
+        except StateError as error:
+            error.committed = error.committed or visit.committed
             raise
         except Exception as error:
-            if visit.doubt.committed is False:
+            if visit.committed is False:
                 raise
             raise Contended("the request was given up, but an earlier try of it may land", "unknown") from error
 
@@ -202,16 +205,11 @@ class Session(Generic[S]):
         """Put another state in the place of the client's, once: an enrolment, an import, the result of a round.
 
         It is always written whole, whoever writes the client's journal; whatever is based on the state before is then
-        refused.
+        refused. Raises as `apply`.
 
         Args:
             request: a repeated one gets the first answer.
             change: makes the new configuration and state of the newest; called again if another change came between.
-
-        Raises:
-            ClientDeleted, KeyReused, KeyUsedBeforeDelete, OtherModel, RequestRunning, Contended: it was refused.
-            StoreFull, StoreUnavailable, StateCorrupt, StateUnreadable: the state cannot be had or kept.
-            Exception: what `change`, the machine or `request.admit` raised; nothing was changed.
         """
         return await self.apply(request, change)
 
@@ -276,7 +274,7 @@ class Session(Generic[S]):
                 raise refusal(verdict)
             doubt.learn("unknown")
             with doubt:
-                applied = await self._settle(request, loaded, verdict)
+                applied = await self._repeats.settle(request, loaded, verdict)
             if applied is not None:
                 return applied
             await context.pause()
@@ -296,7 +294,8 @@ class Session(Generic[S]):
         """
         self.drop()
         context = self._context
-        outcome = await context.store.reset(context.client, context.model, request.attempt(), config, paused)
+        attempt = Attempt(request.rid, request.fingerprint, request.number)
+        outcome = await context.store.reset(context.client, context.model, attempt, config, paused)
         match outcome:
             case Committed(seq=seq, life=life):
                 return Applied(seq, life, context.model, None, status="reset")
@@ -390,109 +389,63 @@ class Session(Generic[S]):
         self._snapshotter.forget()
         await self._tasks.aclose()
 
-    async def _try(self, request: Request, work: Work[S], visit: _Visit) -> Applied | None:
-        """None: the client changed; try again, from what is stored now."""
-        ready = await self._ready(request, work, visit)
-        if not isinstance(ready, Held):
-            return ready
-        self._context.observer.found(ready.status)
-        return self._judge(await self._writer.write(ready, request, work), visit)
-
-    async def _ready(self, request: Request, work: Work[S], visit: _Visit) -> Held[S] | Applied | None:
+    async def _find(self, request: Request, work: Work[S], visit: _Visit) -> Held[S] | Applied | None:
         """The newest state, or the answer of a request that was applied before; None: it moved, look again."""
-        fresh = self._reader.fresh()
-        # In order after this state is in order where it is written: the write compares the tag, which stands for both.
-        if fresh is not None and visit.may_go_on_from(fresh) and not request.late(fresh.number):
+        if (fresh := self._fresh(visit)) is not None and not _late(request, fresh.number):
             return fresh
         context, aged = self._context, self._memory.held
         sid = aged.track.sid if aged else ""
         loaded = await context.store.load(context.client, context.model, request.rid, sid)
         match loaded.verdict(request.fingerprint):
             case Repeat() as repeat:
-                visit.doubt.learn("unknown")  # it is applied, as long as its entry is not taken back
-                return await self._settle(request, loaded, repeat)
+                visit.committed = "unknown"  # it is applied, as long as its entry is not taken back
+                return await self._repeats.settle(request, loaded, repeat)
             case Mismatch() | Used() as refused:
                 raise refusal(refused)
         visit.ask = False
         visit.admit(loaded)
-        if visit.stops_at(loaded.head):
+        head = loaded.head
+        if visit.stops_at(head):
             raise Paused("the client is paused; nothing was changed")
-        _require_in_order(request, loaded.head)
+        if head is not None and _late(request, head.number):
+            raise OutOfOrder(
+                f"batch {request.number} comes after batch {head.number} of this client was applied; nothing was "
+                "changed; accepted is any higher number, or the Idempotency-Key under which this batch was sent first"
+            )
         restored = await self._reader.restore(loaded, work if isinstance(work, Batch) else None)
         if visit.stops_at(restored):
             return None  # look again: it was paused meanwhile
-        return restored if restored and not request.late(restored.number) else None
+        return restored if restored and not _late(request, restored.number) else None
 
-    def _judge(self, outcome: WriteOutcome, visit: _Visit) -> Applied | None:
-        """What the caller gets for it; None: try again."""
+    def _fresh(self, visit: _Visit) -> Held[S] | None:
+        """The state in memory, if it is surely still alive in Redis, and Redis need not be asked of the request first.
+
+        The write proves that it is the newest, and the request in order after it: it compares the tag, which stands
+        for both.
+        """
+        held = self._memory.held
+        if held is None or held.track.stale or visit.ask or visit.life not in (None, held.life) or visit.stops_at(held):
+            return None
+        age_ms = 1000 * (self._context.clock() - held.touched)
+        return held if age_ms < self._context.limits.state_ttl_ms / 2 else None
+
+    def _refused(self, outcome: WriteOutcome, visit: _Visit) -> Applied | None:
+        """What the caller gets for what was not applied; None: try again."""
         match outcome:
-            case Applied():
-                return outcome
             case Repeat(answer=answer) if answer is not None:
                 return stored(outcome)
             case Repeat():
-                visit.doubt.learn("unknown")
+                visit.committed = "unknown"
                 visit.ask = True
             case Incomplete(committed=effect):
-                visit.doubt.learn(effect)
+                visit.committed = visit.committed or effect
             case Mismatch() | Used():
                 raise refusal(outcome)
             case Gone() if visit.life is not None:
                 raise refusal(outcome)
         return None
 
-    async def _settle(self, request: Request, loaded: Loaded, repeat: Repeat) -> Applied | None:
-        """What a repeated request is to be answered; None: things moved meanwhile, load again.
 
-        Args:
-            request: the repeated request.
-            loaded: what Redis knows of it, and `repeat`, the verdict on it.
-
-        Raises:
-            OtherModel, RequestRunning: it may be applied; who knows it is another.
-            StateError: Redis failed, or what it has cannot be read.
-        """
-        if repeat.answer is not None:
-            return stored(repeat)
-        self._repeated = request.rid
-        if repeat.model != self._context.model:
-            raise OtherModel("this key was used for a batch of another model, whose answer is not stored", "unknown")
-        head = loaded.head
-        if head is None or not head.base < repeat.seq <= head.seq:
-            return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
-        if loaded.lease and repeat.seq == head.seq and not loaded.lease.fence.endswith("." + self._context.nonce):
-            raise RequestRunning("another replica is computing this request", loaded.lease.ms)
-        return await self._recompute(request, loaded, repeat, head)
-
-    async def _recompute(self, request: Request, loaded: Loaded, repeat: Repeat, head: Head) -> Applied | None:
-        owed = await self._reader.answer(loaded, head, request.rid, repeat.seq)
-        if owed is None or owed.rid != request.rid:
-            return None
-        kept = await self._context.store.journal.answer(self._context.client, owed.rid, owed.tag, owed.answer)
-        if not isinstance(kept, Answered):
-            return None
-        return Applied(repeat.seq, repeat.life, repeat.model, kept.stored or owed.answer, "recomputed")
-
-
-def _require_in_order(request: Request, head: Head | None) -> None:
-    if head is not None and request.late(head.number):
-        raise OutOfOrder(
-            f"batch {request.number} comes after batch {head.number} of this client was applied; nothing was changed; "
-            "accepted is any higher number, or the Idempotency-Key under which this batch was sent first"
-        )
-
-
-def stored(repeat: Repeat) -> Applied:
-    """The answer that lies beside the marker."""
-    return Applied(repeat.seq, repeat.life, repeat.model, repeat.answer, "stored")
-
-
-def refusal(outcome: Mismatch | Used | Gone) -> StateError:
-    """The error of a request that no further try would change."""
-    match outcome:
-        case Mismatch():
-            return KeyReused("this Idempotency-Key was used with another request; use a new key")
-        case Used():
-            return KeyUsedBeforeDelete("this Idempotency-Key was used before the client was deleted; use a new key")
-        case Gone():
-            return ClientDeleted("the client was deleted while this request was under way")
+def _late(request: Request, newest: int) -> bool:
+    """Whether the place of a numbered batch in the client's stream is taken or passed, once `newest` was applied."""
+    return 0 < request.number <= newest

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Generic, TypeAlias
 
-from acclimate_service.state.contract import Applied, Change, Present, Request, S
+from acclimate_service.state.contract import Applied, Change, Present, S, Start
 from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
 from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter
@@ -36,27 +36,32 @@ class Writer(Generic[S]):
         self._place_due = -math.inf
         self._keep_due = -math.inf
 
-    async def write(self, held: Held[S], request: Request, work: Batch | Changing[S]) -> WriteOutcome:
+    async def write(self, held: Held[S], attempt: Attempt, work: Batch | Changing[S], admit: Start) -> WriteOutcome:
         """Compute what follows this state and make it durable. Only an Applied changed anything.
 
         Args:
             held: the state, which leaves the memory.
-            request: who asks for it.
+            attempt: who asks for it.
             work: a batch to be folded in, or what makes another whole state of this one.
+            admit: asked before it is begun; raises if nobody waits for it any more.
 
         Raises:
             StepFailed: the machine failed once the batch was begun.
             TooManyClients: the client is new, and there are as many as there may be.
             StateError: Redis failed, or the journal is full.
-            Exception: whatever `work`, the machine or `request.admit` raised before anything was written.
+            Exception: whatever `work`, the machine or `admit` raised before anything was written.
         """
         self._memory.take()
         if self._context.places is not None and (not held.seq or self._context.clock() >= self._place_due):
             with self._kept(held, asyncio.CancelledError):  # nothing of it is sent
                 await self._hold_place(self._context.places, new=not held.seq)
-        return await (
-            self._fold(held, request, work) if isinstance(work, Batch) else self._rewrite(held, request, work)
-        )
+        if not isinstance(work, Batch):
+            return await self._rewrite(held, attempt, work, admit)
+        missing = attempt.number - held.number - 1  # between the newest numbered batch and this one, if it has a number
+        if held.number and missing > 0:
+            work = replace(work, skipped=missing)
+        whole = self._context.written_whole(self._context.machine.size(held.state), work.nbytes)
+        return await (self._full if whole else self._delta)(held, attempt, work, admit)
 
     async def _hold_place(self, places: Places, *, new: bool) -> None:
         """Count the client, as is done when it begins, and again before its place expires."""
@@ -64,24 +69,17 @@ class Writer(Generic[S]):
         await places.hold(context.client, new=new)
         self._place_due = context.clock() + context.limits.state_ttl_ms / 2000
 
-    async def _fold(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
-        if skipped := request.skipped(held.number):
-            batch = replace(batch, skipped=skipped)
-        if self._context.written_whole(self._context.machine.size(held.state), batch.nbytes):
-            return await self._full(held, request, batch)
-        return await self._delta(held, request, batch)
-
-    async def _rewrite(self, held: Held[S], request: Request, changing: Changing[S]) -> WriteOutcome:
+    async def _rewrite(self, held: Held[S], attempt: Attempt, changing: Changing[S], admit: Start) -> WriteOutcome:
         with self._kept(held, Exception, asyncio.CancelledError):  # nothing is sent
-            await request.admit()
+            await admit()
             change = await changing(held.present)
             data = await self._context.machine.serialise(change.state)
-        return await self._commit(held, request.attempt(), change, data)
+        return await self._commit(held, attempt, change, data)
 
-    async def _full(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
-        context, attempt = self._context, request.attempt()
+    async def _full(self, held: Held[S], attempt: Attempt, batch: Batch, admit: Start) -> WriteOutcome:
+        context = self._context
         with self._kept(held, Exception, asyncio.CancelledError):  # nothing is sent
-            state, answer = await self._compute(held, request, batch)
+            state, answer = await self._compute(held, batch, admit)
             data = await context.machine.serialise(state)
         if not context.written_whole(len(data), batch.nbytes):
             return await self._outgrown(held, attempt, batch, state, answer)
@@ -123,11 +121,11 @@ class Writer(Generic[S]):
         following = replace(following, config=change.config, state=change.state, touched=touched, paused=paused)
         return self._applied(following, change.answer)
 
-    async def _compute(self, held: Held[S], request: Request, batch: Batch) -> tuple[S, bytes]:
+    async def _compute(self, held: Held[S], batch: Batch, admit: Start) -> tuple[S, bytes]:
         begun: list[float] = []
 
         async def start() -> None:
-            await request.admit()
+            await admit()
             begun.append(self._context.clock())
 
         try:
@@ -139,16 +137,15 @@ class Writer(Generic[S]):
         self._snapshotter.measure(self._context.clock() - begun[0])
         return done
 
-    async def _delta(self, held: Held[S], request: Request, batch: Batch) -> WriteOutcome:
-        with self._kept(held, asyncio.CancelledError):
-            opened = await self._opened(held)
+    async def _delta(self, held: Held[S], attempt: Attempt, batch: Batch, admit: Start) -> WriteOutcome:
+        opened = held if held.track.fence else await self._opened(held)
         if opened is None:
             return Fenced()
-        attempt, appending, begun = request.attempt(), list[Appending](), 0.0
+        appending, begun = list[Appending](), 0.0
 
         async def start() -> None:
             nonlocal begun
-            await request.admit()
+            await admit()
             if not appending:
                 begun = self._context.clock()
                 appending.append(self._tasks.start(self._append(opened, attempt, batch), awaited=True))
@@ -166,8 +163,7 @@ class Writer(Generic[S]):
 
     async def _outgrown(self, held: Held[S], attempt: Attempt, batch: Batch, state: S, answer: bytes) -> WriteOutcome:
         """The new state is too large to be written whole: what was computed stands, and its batch is appended."""
-        with self._kept(held, asyncio.CancelledError):
-            opened = await self._opened(held)
+        opened = held if held.track.fence else await self._opened(held)
         if opened is None:
             return Fenced()
         sent = self._context.clock()
@@ -176,38 +172,30 @@ class Writer(Generic[S]):
 
     async def _opened(self, held: Held[S]) -> Held[S] | None:
         """The same state, with the journal open; None: it is not the newest one any more."""
-        if held.track.fence:
-            return held
-        opened = await self._reader.open(held.basis)
+        with self._kept(held, asyncio.CancelledError):
+            opened = await self._reader.open(held.basis)
         if opened is None or opened.head.tag != held.tag or (held.seq and opened.head.sid != held.track.sid):
             return None
         held.track.fence, held.track.sid = opened.head.fence, opened.head.sid
         return replace(held, life=opened.life)
 
-    async def _append(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:
+    async def _append(self, held: Held[S], attempt: Attempt, batch: Batch, *, shortened: bool = False) -> AppendOutcome:
         """A full journal is made shorter once, by a snapshot of the state before this batch."""
-        outcome = await self._append_once(held, attempt, batch)
-        if not isinstance(outcome, Full):
-            return outcome
-        doubt = Doubt()
-        doubt.learn(outcome.committed)
-        with doubt:
-            await self._snapshotter.now(held)
-            again = await self._append_once(held, attempt, batch)
-            if isinstance(again, Full):
-                raise JournalFull(
-                    f"the journal is full, and snapshots of this client fail: {self._snapshotter.failure}",
-                    again.committed,
-                )
-        return again
-
-    async def _append_once(self, held: Held[S], attempt: Attempt, batch: Batch) -> AppendOutcome:
         context = self._context
         outcome = await context.store.journal.append(
             context.client, context.model, held.basis, held.track.fence, attempt, batch, context.machine.engine
         )
         context.observer.wrote("delta", _name(outcome))
-        return outcome
+        if not isinstance(outcome, Full):
+            return outcome
+        if shortened:
+            detail = f"the journal is full, and snapshots of this client fail: {self._snapshotter.failure}"
+            raise JournalFull(detail, outcome.committed)
+        doubt = Doubt()
+        doubt.learn(outcome.committed)
+        with doubt:
+            await self._snapshotter.now(held)
+            return await self._append(held, attempt, batch, shortened=True)
 
     async def _appended(
         self, held: Held[S], attempt: Attempt, batch: Batch, state: S, answer: bytes, appending: Appending, sent: float

@@ -194,7 +194,9 @@ def test_concurrent_repeats_apply_once_and_agree(replica, pool, stream):
         answers = [call.result() for call in calls]
         assert {answer.state.version for answer in answers} == {1}
         assert len({tuple(answer.confidence) for answer in answers}) == 1
-        assert sorted(answer.state.replayed for answer in answers) == ["none"] + ["stored"] * 7
+        replayed = sorted(answer.state.replayed for answer in answers)
+        assert replayed[0] == "none"
+        assert set(replayed[1:]) <= {"stored", "recomputed"}  # whoever asks before the answer is stored has it computed
         assert sdk.get("crowd").state.version == 1
 
 

@@ -9,26 +9,18 @@ from acclimate_service.state import Applied, Batch, Request, Session, StateError
 from acclimate_service.state.held import Held, Snapshotter, Track
 from acclimate_service.state.journal import Appended, Fenced, Journal
 from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Loaded, Repeat
+from acclimate_service.state.repeats import Repeats
 from acclimate_service.state.replay import Replay
 from acclimate_service.state.writer import Writer
 
 # cx 3, 4
 
 
-class Versioned(Request):
-    """A request whose tags are version numbers."""
-
-    def attempt(self) -> Attempt:
-        return Attempt(self.rid, self.fingerprint, self.number, f"{_versions[self.rid]:016x}")
-
-
-_versions: dict[str, int] = {}
 _write = Writer.write
 
 
-async def write_versioned(self: Writer[ToyState], held: Held[ToyState], request: Request, work: Any) -> Any:
-    _versions[request.rid] = held.seq + 1
-    return await _write(self, held, Versioned(request.rid, request.fingerprint, request.admit, request.number), work)
+async def write_versioned(self: Writer[ToyState], held: Held[ToyState], attempt: Attempt, *rest: Any) -> Any:
+    return await _write(self, held, replace(attempt, tag=f"{held.seq + 1:016x}"), *rest)
 
 
 # cx 6
@@ -129,17 +121,17 @@ async def fetch_any(self: Journal, client: Any, model: str, listed: Any) -> Any:
 
 # cx 13
 
-_settle = Session._settle
+_settle = Repeats.settle
 
 
 async def recompute_unstored(
-    self: Session[ToyState], request: Request, loaded: Loaded, repeat: Repeat, head: Any
+    self: Repeats[ToyState], request: Request, loaded: Loaded, repeat: Repeat, head: Any
 ) -> Applied | None:
     owed = await self._reader.answer(loaded, head, request.rid, repeat.seq)
     return Applied(repeat.seq, repeat.life, repeat.model, owed.answer, "recomputed") if owed else None
 
 
-async def settle_other_model(self: Session[ToyState], request: Request, loaded: Loaded, repeat: Repeat) -> Any:
+async def settle_other_model(self: Repeats[ToyState], request: Request, loaded: Loaded, repeat: Repeat) -> Any:
     if repeat.answer is None and repeat.model != self._context.model:
         return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
     return await _settle(self, request, loaded, repeat)

@@ -10,11 +10,12 @@ from checker import flows
 from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
 
-from acclimate_service.state import Request, Session, StateStore
+from acclimate_service.state import StateStore, session
 from acclimate_service.state.held import Snapshotter
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.records import Loaded, Reply
 from acclimate_service.state.redis import wire
+from acclimate_service.state.repeats import Repeats
 from acclimate_service.state.replay import Replay
 from acclimate_service.state.session import _Visit
 from acclimate_service.state.writer import Writer
@@ -133,14 +134,14 @@ MUTATIONS: Mapping[str, Profile] = {
         rates=_raised(answer__drop=0.5),
     ),
     "13 recomputed answer stored": Profile(
-        patches=(Patch(Session, "_recompute", flows.recompute_unstored),), **_FAILING
+        patches=(Patch(Repeats, "_recompute", flows.recompute_unstored),), **_FAILING
     ),
     "13 answer check in undo": Profile(
         edits=(Edit("undo", "if redis.call('HEXISTS', keys.answers, rid) == 1 then return {'ANSWERED'} end\n"),),
         **_FAILING,
     ),
     "13 other model": Profile(
-        patches=(Patch(Session, "_settle", flows.settle_other_model),),
+        patches=(Patch(Repeats, "settle", flows.settle_other_model),),
         **_FAILING,
         second_model=1.0,
         switches=0.7,
@@ -186,7 +187,7 @@ MUTATIONS: Mapping[str, Profile] = {
         size="large",
         limits={"snapshot_entries": 1, "upload_ttl_ms": 600_000},
     ),
-    "number check": Profile(patches=(Patch(Request, "late", lambda self, newest: False),)),
+    "number check": Profile(patches=(Patch(session, "_late", lambda request, newest: False),)),
     "number given back by undo": Profile(
         edits=(Edit("undo", ",\n  'num', number)", ")"),),
         **{**_FAILING, "numbered": 1.0},
