@@ -16,12 +16,12 @@ $(INSTALLED): pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.tom
 	$(INSTALL) --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check $(if $(CI),--group ci)
 	touch $@
 
-$(VENV)/.demo: pyproject.toml clients_sdk/pyproject.toml
-	$(INSTALL) --editable ".[serve,cpu,embedded]" --editable ./clients_sdk
+$(VENV)/.demo: pyproject.toml
+	$(INSTALL) --editable ".[serve,cpu,embedded]"
 	touch $@
 
 demo: $(firstword $(wildcard $(INSTALLED)) $(VENV)/.demo)
-	$(BIN)/python examples/demo.py
+	$(BIN)/acclimate demo
 
 # What starts no service, no Redis and no process.
 quick: setup

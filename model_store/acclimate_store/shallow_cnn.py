@@ -9,19 +9,20 @@ class ShallowCNN(nn.Module):
 
     Args:
         num_classes: K, the width of the last layer `linear5`.
+        width: channels of the first convolution; the other layers have twice as many. The papers have 32.
     """
 
-    def __init__(self, num_classes: int = 10) -> None:
+    def __init__(self, num_classes: int = 10, width: int = 32) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, kernel_size=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(32)
-        self.conv2 = nn.Conv2d(32, 64, kernel_size=3, bias=False)
-        self.bn2 = nn.BatchNorm2d(64)
-        self.conv3 = nn.Conv2d(64, 64, kernel_size=3, bias=False)
-        self.bn3 = nn.BatchNorm2d(64)
-        self.linear4 = nn.Linear(576, 64)
-        self.bn4 = nn.BatchNorm1d(64)
-        self.linear5 = nn.Linear(64, num_classes)
+        self.conv1 = nn.Conv2d(1, width, kernel_size=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, 2 * width, kernel_size=3, bias=False)
+        self.bn2 = nn.BatchNorm2d(2 * width)
+        self.conv3 = nn.Conv2d(2 * width, 2 * width, kernel_size=3, bias=False)
+        self.bn3 = nn.BatchNorm2d(2 * width)
+        self.linear4 = nn.Linear(18 * width, 2 * width)
+        self.bn4 = nn.BatchNorm1d(2 * width)
+        self.linear5 = nn.Linear(2 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, K] of images [B, 1, 28, 28]."""

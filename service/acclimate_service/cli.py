@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -46,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="answer batches over HTTP; set by ACCLIMATE_* variables")
     server.set_defaults(run=by_name(_COMMANDS, "run_server", "[serve]"))
+    demo = commands.add_parser("demo", help="show what adaptation gains, and how harm is caught; fetches nothing")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured there")
+    demo.set_defaults(run=by_name("acclimate_service.demo.command", "run_demo", "[serve,embedded]"))
     one_round = commands.add_parser("round", help="run a federated round among the clients of a running service")
     one_round.set_defaults(run=by_name(_COMMANDS, "run_round", "[serve]"))
     advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
@@ -59,3 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     learning.add_import_atp(models.add_parser(commands, store), store)
     learning.add_parser(commands, store)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

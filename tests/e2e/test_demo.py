@@ -1,16 +1,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 import pytest
 
 from acclimate_adapters import create
+from acclimate_service.demo.command import DATA
 from acclimate_store import Catalogue, load_streams
 
-ROOT = Path(__file__).parents[2]
 IN_PROCESS = {
     "none": create("none"),
     "atp batch": create("atp", mode="batch"),
@@ -29,15 +28,15 @@ class Shown(NamedTuple):
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, str(ROOT / "examples/demo.py"), "--json", str(folder / "shown.json")]
+    command = [sys.executable, "-m", "acclimate_service.cli", "demo", "--json", str(folder / "shown.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     return Shown(done.stdout, **json.loads((folder / "shown.json").read_text()))
 
 
 def test_the_demo_shows_over_http_what_the_adapters_reach_in_process(shown: Shown) -> None:
     """Every client's accuracy by every method of the demo that is compared, to the image."""
-    bundle = Catalogue(ROOT / "model_store/bundles").load("fashion-cnn", "1")
-    streams = load_streams(ROOT / "model_store/samples/fashion-hybrid/streams.npz")
+    bundle = Catalogue(DATA / "bundles").load("fashion-tiny")
+    streams = load_streams(DATA / "streams.npz")
     for title, adapter in IN_PROCESS.items():
         for stream, accuracy in zip(streams, shown.accuracy[title], strict=True):
             state, correct = adapter.init(bundle.model), 0

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from acclimate_client import Client, LabelledRow
-from acclimate_store import ClientStream
+from acclimate_service.demo.caller import Caller
+from acclimate_store.samples import ClientStream
 
 LABELLED: Final = 4
 """Images of a batch that are labelled."""
@@ -45,29 +45,27 @@ class Moment:
 
 
 def follow(
-    client: Client, stream: ClientStream, adapter: str, hyperparameters: Mapping[str, Any], size: int
+    caller: Caller, stream: ClientStream, adapter: str, hyperparameters: Mapping[str, Any], size: int
 ) -> Iterator[Moment]:
     """Send a stream in batches of `size` to the three clients, and tell the labels of one of them."""
-    client.configure("frozen", "none")
-    client.configure("adapted", adapter, **hyperparameters)
-    client.configure("guarded", adapter, **hyperparameters)
+    caller.configure("frozen", "none", {})
+    caller.configure("adapted", adapter, hyperparameters)
+    caller.configure("guarded", adapter, hyperparameters)
     draw = np.random.default_rng(0)
     for number, start in enumerate(range(0, len(stream.images), size), start=1):
         images, labels = stream.images[start : start + size], stream.labels[start : start + size]
-        answers = {name: client.predict(name, images, layout="NCHW") for name in _CLIENTS}
+        answers = {name: caller.predict(name, images) for name in _CLIENTS}
         right = {name: 100 * float(np.mean(one.indices == labels)) for name, one in answers.items()}
         answer, audited = answers["guarded"], draw.choice(len(images), LABELLED, replace=False)
-        told = client.feedback("guarded", [LabelledRow(answer.request_id, row, labels[row]) for row in audited])
-        assert told.guard is not None  # as it is unless a call is repeated whose answer is gone
-        seen = told.guard.evidence
+        seen = caller.feedback("guarded", answer, {int(row): int(labels[row]) for row in audited})
         yield Moment(
             number,
             **right,
-            caught=answer.state.status == "guarded",
-            labels=seen.labelled,
-            wins=seen.wins,
-            losses=seen.losses,
-            verdict=seen.verdict,
+            caught=answer.status == "guarded",
+            labels=seen["labelled"],
+            wins=seen["wins"],
+            losses=seen["losses"],
+            verdict=seen["verdict"],
         )
 
 

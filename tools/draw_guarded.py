@@ -1,7 +1,7 @@
 """Draw what the demo saw of the guarded client, from the file that it writes.
 
-    python examples/demo.py --json demo.json
-    python examples/draw_guarded.py demo.json docs/images/guard-demo.svg
+    acclimate demo --json demo.json
+    python tools/draw_guarded.py demo.json docs/images/guard-demo.svg
 
 Needs matplotlib, which `pip install ./benchmarks` brings.
 """
@@ -49,7 +49,7 @@ def draw(moments: Moments) -> Figure:
 def main() -> None:
     """Read, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measured", type=Path, help="written by demo.py --json")
+    parser.add_argument("measured", type=Path, help="written by `acclimate demo --json`")
     parser.add_argument("picture", type=Path, help="an .svg or .png file")
     options = parser.parse_args()
     with mpl.rc_context(STYLE):

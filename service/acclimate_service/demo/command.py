@@ -1,11 +1,9 @@
 """Stream real images of shifted clients to the service and show what adapting to them gains, and how harm is caught.
 
-    make demo
-
-Starts the service on a private Redis, sends every sample client's stream in batches of 20 through the SDK over HTTP,
-once per method, and prints the accuracy of each method for each client. One service serves them all: each stream is a
-client of its own per method, configured with that method. Then the client that a method harmed most sends its stream
-once more, and a few true labels are told. Nothing is kept.
+It starts the service on a private Redis and sends every sample client's stream in batches of 20 over HTTP, once per
+method. One service serves them all: each stream is a client of its own per method, configured with that method. Then
+the client that a method harmed most sends its stream once more, and a few true labels are told. Nothing is fetched, and
+nothing is kept.
 """
 
 import argparse
@@ -20,17 +18,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from guarded import LABELLED, Moment, conclusion, follow, lines
 from tqdm import tqdm
 
-from acclimate_client import Client
-from acclimate_store import ClientStream, load_streams
+from acclimate_adapters.errors import AcclimateError
+from acclimate_service.demo.caller import Caller
+from acclimate_service.demo.guarded import LABELLED, Moment, conclusion, follow, lines
+from acclimate_store.samples import ClientStream, load_streams
 
-ROOT = Path(__file__).parents[1]
-SAMPLES = ROOT / "model_store/samples/fashion-hybrid/streams.npz"
+DATA: Final = Path(__file__).with_name("data")
+
+
+class DemoError(AcclimateError):
+    """The demo cannot be shown."""
+
+
+ERRORS: Final = (AcclimateError,)
+"""What ends a command with its message alone."""
 BATCH = 20
 
 
@@ -48,7 +54,7 @@ METHODS = (
     Method("atp batch", "atp", {"mode": "batch"}),
     Method("atp online", "atp", {"mode": "online"}),
     Method("fedcal (em)", "fedcal", {"estimator": "em"}),
-    Method("bn_adapt", "bn_adapt"),
+    Method("tent", "tent"),
     Method("atp+fedcal", "atp+fedcal"),
 )
 CATCHING = """
@@ -71,10 +77,10 @@ def running_service(data_dir: str) -> Iterator[str]:
     settings = {
         "ACCLIMATE_PORT": str(port),
         "ACCLIMATE_DATA_DIR": data_dir,
-        "ACCLIMATE_MODEL_STORE": str(ROOT / "model_store/bundles"),
+        "ACCLIMATE_MODEL_STORE": str(DATA / "bundles"),
         "ACCLIMATE_GUARD": "adapt",  # labels of one client shall decide for that client alone
     }
-    command = [str(Path(sys.executable).with_name("acclimate")), "serve"]
+    command = [sys.executable, "-m", "acclimate_service.cli", "serve"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
     process = subprocess.Popen(command, env=inherited | settings, stdout=subprocess.DEVNULL)
     try:
@@ -88,21 +94,20 @@ def running_service(data_dir: str) -> Iterator[str]:
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
     """Return when the service answers batches; stop the demo when it ended or does not come up."""
-    with Client(url) as client:
-        deadline = time.monotonic() + seconds
-        while not client.ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the service did not start; its messages are above")
-            time.sleep(0.1)
+    caller, deadline = Caller(url), time.monotonic() + seconds
+    while not caller.ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise DemoError("the service did not start; its messages are above")
+        time.sleep(0.1)
 
 
-def accuracy(client: Client, client_id: str, stream: ClientStream, progress: "tqdm[Any]") -> float:
+def accuracy(caller: Caller, client_id: str, stream: ClientStream, progress: "tqdm[Any]") -> float:
     """Share of a client's images that the service labels right, in percent."""
     correct = 0
     for start in range(0, len(stream.images), BATCH):
         batch = slice(start, start + BATCH)
-        prediction = client.predict(client_id, stream.images[batch], layout="NCHW")
-        correct += int((prediction.indices == stream.labels[batch]).sum())
+        answer = caller.predict(client_id, stream.images[batch])
+        correct += int((answer.indices == stream.labels[batch]).sum())
         progress.update()
     return 100 * correct / len(stream.images)
 
@@ -111,14 +116,15 @@ def run(url: str, methods: Sequence[Method], streams: Sequence[ClientStream]) ->
     """Accuracy by method and client, in percent."""
     batches = sum(-(-len(stream.images) // BATCH) for stream in streams)
     results: dict[str, list[float]] = {}
-    with Client(url) as client, tqdm(total=batches * len(methods), unit="batch", disable=None) as progress:
+    caller = Caller(url)
+    with tqdm(total=batches * len(methods), unit="batch", disable=None) as progress:
         for number, method in enumerate(methods):
             progress.set_description(method.title)
             results[method.title] = []
             for stream in streams:
                 client_id = f"{stream.client_id}-{number}"
-                client.configure(client_id, method.adapter, **method.hyperparameters)
-                results[method.title].append(accuracy(client, client_id, stream, progress))
+                caller.configure(client_id, method.adapter, method.hyperparameters)
+                results[method.title].append(accuracy(caller, client_id, stream, progress))
     return results
 
 
@@ -155,33 +161,26 @@ def catch(url: str, method: Method, stream: ClientStream) -> list[Moment]:
     moments: list[Moment] = []
 
     def live() -> Iterator[Moment]:
-        for moment in follow(client, stream, method.adapter, method.hyperparameters, BATCH):
+        for moment in follow(Caller(url), stream, method.adapter, method.hyperparameters, BATCH):
             moments.append(moment)
             yield moment
 
     print(CATCHING.format(client=stream.client_id, method=method.title, labelled=LABELLED, batch=BATCH))
-    with Client(url) as client:
-        for line in lines(live()):
-            print(line, flush=True)
+    for line in lines(live()):
+        print(line, flush=True)
     print(f"\n{conclusion(moments)}")
     return moments
 
 
-def main() -> None:
-    """Run the demo."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write what was measured to this file")
-    options = parser.parse_args()
-    streams = load_streams(SAMPLES)
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo; `arguments.json` is a file for what was measured, or None."""
+    streams = load_streams(DATA / "streams.npz")
     with tempfile.TemporaryDirectory() as data_dir, running_service(data_dir) as url:
         results = run(url, METHODS, streams)
         print(f"\nAccuracy in %, {len(streams)} clients, {len(streams[0].images)} images each, batches of {BATCH}:\n")
         print(table(results, streams))
         moments = catch(url, *most_harmed(results, METHODS, streams))
-    print("\nServe it yourself:  .venv/bin/acclimate serve   then see http://127.0.0.1:8000/docs")
-    if options.json:
-        options.json.write_text(json.dumps({"accuracy": results, "guarded": [asdict(each) for each in moments]}))
-
-
-if __name__ == "__main__":
-    main()
+    print("\nYour own model:  acclimate models create --help")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"accuracy": results, "guarded": [asdict(each) for each in moments]}))
+    return 0
