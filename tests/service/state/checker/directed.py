@@ -5,13 +5,15 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from checker.faults import Faults, FaultyPool
 from checker.history import CONFIG, LIMITS, MODELS, SIZES
 from checker.lab import Lab, Report, open_lab
 from checker.profile import Profile
-from checker.toy import PROBE, Toy, ToyState, answer_after, batch_of
+from checker.toy import PROBE, Toy, ToyState, advance, answer_after, answer_of, batch_of, initial, rework
 from redis.exceptions import RedisError
 
 from acclimate_service.state import (
@@ -26,10 +28,12 @@ from acclimate_service.state import (
     Wire,
     random_rid,
 )
+from acclimate_service.state.errors import StateCorrupt
 from acclimate_service.state.records import Attempt, Basis, Committed
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 MODEL = MODELS[0]
+NEVER_MS = 3_600_000
 
 
 class Planned(Faults):
@@ -59,7 +63,9 @@ class Bench:
         self, size: str = "small", faults: Faults | None = None, model: str = MODEL, **other: int
     ) -> Session[ToyState]:
         limits = Limits(**{**LIMITS, **other})
-        store = self.store(faults or Planned(), limits)
+        return self.session_of(self.store(faults or Planned(), limits), size, model, limits)
+
+    def session_of(self, store: StateStore, size: str, model: str, limits: Limits) -> Session[ToyState]:
         return Session(Context(store, limits, self.client, model, Toy(SIZES[size]), Policy(CONFIG)))
 
     @asynccontextmanager
@@ -96,7 +102,7 @@ async def rolled_back_by_two_writes(lab: Lab, profile: Profile) -> list[str]:
 async def snapshot_of_a_lost_history(lab: Lab, profile: Profile) -> list[str]:
     """cx 9: a snapshot of a history that Redis lost becomes the base of the one that came in its place."""
     bench = Bench(lab, profile)
-    session, store = bench.session("large", snapshot_idle_ms=3_600_000), bench.store(Planned(), Limits(**LIMITS))
+    session, store = bench.session("large", snapshot_idle_ms=NEVER_MS), bench.store(Planned(), Limits(**LIMITS))
     await session.apply(fresh(), batch_of(b"1"))
     await session.hand_over()
     async with bench.lost():
@@ -111,6 +117,56 @@ async def snapshot_of_a_lost_history(lab: Lab, profile: Profile) -> list[str]:
     look = await bench.session("large").look(batch_of(PROBE))
     merged = look.answer != answer_after(b"1", b"2", PROBE, config=CONFIG)
     return ["two histories were merged"] if merged else []
+
+
+async def batch_on_a_state_that_was_replaced(lab: Lab, profile: Profile) -> list[str]:
+    """cx 2: whoever writes the journal appends to a state that another replica has replaced."""
+    bench = Bench(lab, profile)
+    writer, other = (bench.session("large", snapshot_idle_ms=NEVER_MS) for _ in range(2))
+    await writer.apply(fresh(), batch_of(b"1"))
+    await other.replace(fresh(), partial(Toy(SIZES["large"]).rework, content=b"replaced"))
+    applied = await writer.apply(fresh(), batch_of(b"2"))
+    try:
+        seen = await bench.session("large").look(batch_of(PROBE))
+    except StateCorrupt as error:
+        return [str(error)]
+    expected = advance(rework(advance(initial(CONFIG), b"1"), b"replaced"), b"2")
+    right = (applied.answer, seen.answer) == (answer_of(expected), answer_of(advance(expected, PROBE)))
+    return [] if right else ["a batch was answered from a state that had been replaced"]
+
+
+async def listed_of_a_later_life(lab: Lab, profile: Profile) -> list[str]:
+    """A read mixes two lives, whose entries have the same numbers: the client begins anew before they are listed."""
+    return await _read_meanwhile(lab, profile, "contents")
+
+
+async def fetched_of_a_later_life(lab: Lab, profile: Profile) -> list[str]:
+    """The same after they were listed, and before they are read."""
+    return await _read_meanwhile(lab, profile, "fetch")
+
+
+async def _read_meanwhile(lab: Lab, profile: Profile, late: str) -> list[str]:
+    bench, limits = Bench(lab, profile), Limits(**{**LIMITS, "snapshot_idle_ms": NEVER_MS})
+    writer, store = bench.session("large", snapshot_idle_ms=NEVER_MS), bench.store(Planned(), limits)
+    lives = {}
+    read = getattr(store.journal, late)
+
+    async def live(*payloads: bytes) -> None:
+        for payload in payloads:
+            applied = await writer.apply(fresh(), batch_of(payload))
+        lives[applied.life] = answer_after(*payloads, config=CONFIG)
+
+    async def read_late(*args: Any) -> Any:
+        if len(lives) == 1:
+            await writer.delete()
+            await live(b"3", b"4")
+        return await read(*args)
+
+    await live(b"1", b"2")
+    setattr(store.journal, late, read_late)
+    present = await bench.session_of(store, "large", MODEL, limits).present()
+    mixed = answer_of(present.state) != lives[present.life]
+    return ["two lives were mixed"] if mixed else []
 
 
 async def head_extended_alone(lab: Lab, profile: Profile) -> list[str]:
@@ -207,6 +263,9 @@ async def _up_again(lab: Lab, killed: int, server: EmbeddedRedis) -> None:
 
 SCENARIOS = (
     rolled_back_by_two_writes,
+    batch_on_a_state_that_was_replaced,
+    listed_of_a_later_life,
+    fetched_of_a_later_life,
     snapshot_of_a_lost_history,
     head_extended_alone,
     admitted_before_a_delete,

@@ -31,8 +31,8 @@ RATES: Mapping[str, float] = {
 }
 """How often each fault strikes one exchange."""
 
-CALLER: ContextVar[asyncio.Task[Any]] = ContextVar("caller")
-"""The task of the request that an exchange serves, or once served."""
+CALLER: ContextVar[asyncio.Task[Any] | None] = ContextVar("caller", default=None)
+"""The task of the request that an exchange serves; what goes on in the background serves none."""
 
 
 @dataclass
@@ -154,7 +154,8 @@ class FaultyLane:
             case "pause before":
                 await asyncio.sleep(pool.dice.uniform(0.02, 0.2))
             case "cancelled":
-                CALLER.get().cancel()
+                if (caller := CALLER.get()) is not None:
+                    caller.cancel()
         reply = await self._send(command)
         match fault:
             case "crash after":

@@ -63,10 +63,6 @@ _REWORKS: Any = {
 
 MUTATIONS: Mapping[str, Profile] = {
     "1 tag compare in commit": Profile(edits=(Edit("commit", "(tag or '') ~= basis_tag or "),)),
-    "2 tag compare in append": Profile(
-        edits=(Edit("append", "if tag ~= basis_tag then return conflict(registry, keys.head) end\n"),),
-        unequal=1.0,
-    ),
     "pause": Profile(
         edits=(Edit("commit", "if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end\n"),),
         pauses=4.0,
@@ -212,15 +208,6 @@ MUTATIONS: Mapping[str, Profile] = {
         **{"limits": {"snapshot_entries": 1}},
     ),
     "tag of a state in memory": Profile(patches=(Patch(Replay, "_resumed", flows.resumed_by_version),), deletes=4.0),
-    "one history of a read": Profile(
-        patches=(Patch(Replay, "_of_one_history", flows.of_any_history), Patch(Journal, "fetch", flows.fetch_any)),
-        rates=_raised(read__pause_before=0.5),
-        size="large",
-        deletes=6.0,
-        reads=6.0,
-        failing_steps=0.0,
-        limits={"snapshot_entries": 8},
-    ),
     "21 journal cap": Profile(
         edits=(
             Edit("append", "if entries + 1 > entries_cap or bytes + #entry > bytes_cap then return {'JFULL'} end\n"),
@@ -237,6 +224,9 @@ MUTATIONS: Mapping[str, Profile] = {
 # Caught by directed scenarios only: the histories that need them are too rare.
 
 VERSIONS = MUTATIONS["3 versions for tags"]
+APPEND_TAG = Profile(edits=(Edit("append", "if tag ~= basis_tag then return conflict(registry, keys.head) end\n"),))
+LISTED = Profile(patches=(Patch(Replay, "_of_one_history", flows.of_any_history),))
+FETCHED = Profile(patches=(Patch(Journal, "fetch", flows.fetch_any),))
 FLIP_TAG = Profile(edits=_FLIP_CHECKS[-1:])
 RULE_T = Profile(edits=(Edit("load", "redis.call('HGET', keys.head, 'snap') == sid and "),))
 LIFE = Profile(

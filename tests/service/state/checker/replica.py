@@ -119,7 +119,7 @@ class Replica:
         sessions, asked = self._of(model), request or Request(random_rid(), "")
 
         async def serve() -> T:
-            CALLER.set(asyncio.current_task())  # type: ignore[arg-type]
+            CALLER.set(asyncio.current_task())
             wanted = ClientRequest(
                 client=self._client,
                 rid=asked.rid,
