@@ -16,6 +16,7 @@ from acclimate_adapters.balanced.passes import Blending, Passes, Rows, TorchPass
 from acclimate_adapters.cost import Cost, forward_pass, posterior_sweep
 from acclimate_adapters.functional import Numbers, log_softmax, numbers
 from acclimate_adapters.guard import bounded
+from acclimate_adapters.methods.bn_adapt import BnAdapt
 from acclimate_adapters.methods.chain import join, part_of
 from acclimate_adapters.methods.em import Em
 from acclimate_adapters.methods.t3a import T3a
@@ -52,14 +53,14 @@ class Consensus:
 
     name: ClassVar[str] = "consensus"
     layout: ClassVar[int] = LAYOUTS * BALANCED.layout + T3A.layout
-    needs: ClassVar[frozenset[str]] = BALANCED.needs | {"batch_norm"}
+    needs: ClassVar[frozenset[str]] = BALANCED.needs | T3A.needs | BnAdapt.needs
     uncorrectable: ClassVar[str] = "corrected for the client's class prior in part"
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: those of `balanced` and `t3a`.
 
         Raises:
-            MissingSource: the model has no BatchNorm, or the source not the class moments of every such layer.
+            MissingSource: the model has no BatchNorm or no linear classifier, or the source lacks class moments.
             ConfigurationError: they are of another width than the layer.
         """
         require(self, model)

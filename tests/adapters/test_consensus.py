@@ -220,6 +220,10 @@ def test_models_without_batch_norm_or_moments_are_refused(
         create("consensus").init(make_model(moments={}))
 
 
+def test_it_needs_what_any_of_its_members_needs() -> None:
+    assert Consensus.needs == frozenset().union(*(member.needs for member in MEMBERS.values()))
+
+
 def test_it_cannot_be_part_of_a_chain() -> None:
     for name in ("consensus+em", "consensus+fedcal"):
         with pytest.raises(ConfigurationError, match="no class prior can be corrected beside 'consensus'"):
