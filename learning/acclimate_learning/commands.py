@@ -24,7 +24,7 @@ from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
 from acclimate_store.datasets import labelled_images
 from acclimate_store.files import GRAPHS
-from acclimate_store.manifest import HARM, Evidence
+from acclimate_store.manifest import HARM, SAFEST, Evidence
 from acclimate_store.versions import model_with, next_version, publish, renewed
 
 ERRORS: Final = (AcclimateError,)
@@ -77,7 +77,6 @@ def import_atp(arguments: argparse.Namespace) -> int:
     manifest = renewed(catalogue, bundle.manifest, new, f"Adaptation rates of {arguments.rates.name}.", evidence=None)
     model = model_with(catalogue, key, replace(bundle.model.source, rates=rates))
     _publish(arguments, catalogue, key, manifest, model)
-    print("the default adapter is none until `acclimate evaluate --write` shows a gain")
     return 0
 
 
@@ -100,6 +99,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     evidence = [each.evidence(of) for each in judged]
     print(_table(judged, evidence, bundle.manifest))
     chosen = max((e for e in evidence if not e.obstacle), key=lambda e: e.gain, default=None)
+    refuted = next((e for e in evidence if e.adapter == SAFEST), None)
     if chosen:
         print(f"recommended: {chosen.adapter}, {_in_words(chosen)}")
     else:
@@ -110,9 +110,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
         arguments.picture.write_text(gains_picture(evidence))
     if arguments.write:
         kept = {file: catalogue.directory(key) / file for file in GRAPHS if file in bundle.manifest.files}
-        manifest = renewed(catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=chosen)
+        manifest = renewed(
+            catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=chosen or refuted
+        )
         publish(catalogue, key, manifest, bundle.model.source, kept)
-        print(f"{new}: published, default adapter {manifest.default_adapter}")
+        print(f"{new}: published, {manifest.default(not missing(create(SAFEST), bundle.model))}")
     return 0
 
 
@@ -213,8 +215,6 @@ def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenMo
     for kind in kinds if len(kinds) > 1 else ():
         rows = [index for index, client in enumerate(clients) if client.kind == kind]
         print(f"  {kind:<8} {100 * float(told.gains[rows].mean()):+.1f} points on {len(rows)} clients")
-    if evidence.obstacle:
-        print(f"default adapter: none, because {evidence.obstacle}")
     return evidence
 
 
@@ -223,7 +223,7 @@ def _publish(
 ) -> None:
     graphs, notes = ({}, ()) if arguments.no_onnx else graphs_where_possible(model, manifest.input.shape)
     publish(catalogue, key, manifest, model.source, graphs)
-    print(f"{manifest.key}: published, default adapter {manifest.default_adapter}")
+    print(f"{manifest.key}: published, {manifest.default(not missing(create(SAFEST), model))}")
     for note in notes:
         print(f"  note  {note}")
 

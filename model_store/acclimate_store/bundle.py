@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from acclimate_adapters import FrozenModel, Source
+from acclimate_adapters import FrozenModel, Source, create, missing
 from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.architectures import build
 from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError
 from acclimate_store.files import MODEL_FILE, check_files, encode_tensors, load_weights, sha256
-from acclimate_store.manifest import MANIFEST_FILE, Manifest
+from acclimate_store.manifest import MANIFEST_FILE, SAFEST, Default, Manifest
 from acclimate_store.runtimes import Choice, choose
 from acclimate_store.sources import check_source, encode_source, read_source
 from acclimate_store.staging import Staging
@@ -46,6 +46,11 @@ class Bundle:
     passes: Passes | None = None
     staging: Staging | None = None
     layout: str = PLAIN
+
+    def default(self, offered: Collection[str] | None = None) -> Default:
+        """The adapter of clients that choose none, where these adapters are offered; None stands for all."""
+        allowed = offered is None or SAFEST in offered
+        return self.manifest.default(servable=allowed and not missing(create(SAFEST), self.model))
 
     def prepare(self, images: NDArray[Any]) -> Tensor:
         """Normalised network input on the model's device; see `InputSpec.normalise`.

@@ -10,8 +10,10 @@ import torch
 
 from acclimate_store.bundle import Bundle, inspect_bundle, load_bundle, read_manifest
 from acclimate_store.errors import BundleError, BundleNotFound, ManifestError
-from acclimate_store.manifest import MANIFEST_FILE, Manifest, is_bare_name
+from acclimate_store.files import MODEL_FILE, read_tensors
+from acclimate_store.manifest import MANIFEST_FILE, Default, Manifest, is_bare_name
 from acclimate_store.runtimes import Choice
+from acclimate_store.sources import read_source
 
 
 class BundleKey(NamedTuple):
@@ -89,6 +91,22 @@ class Catalogue:
         if manifest.key != str(key):
             raise ManifestError(f"the manifest in folder {key} is that of {manifest.key}; restore the folder's name")
         return manifest
+
+    def default(self, name: str, version: str | None = None) -> Default:
+        """The adapter of clients that choose none, without a version that of the newest, as `Bundle.default`.
+
+        No network is built, so that it can be told of one whose code is not trusted: only BatchNorm layers have class
+        moments, and a linear classifier has a matrix of weights.
+
+        Raises:
+            BundleNotFound: no such name or version.
+            BundleError: a file is missing or malformed.
+        """
+        manifest = self.manifest(name, version)
+        directory = self.directory(BundleKey(manifest.name, manifest.version))
+        weight = read_tensors(directory, MODEL_FILE).get(f"{manifest.classifier}.weight")
+        moments = read_source(directory, manifest.input).moments
+        return manifest.default(servable=bool(moments) and weight is not None and weight.dim() == 2)
 
     def load(
         self,

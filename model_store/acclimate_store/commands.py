@@ -58,9 +58,9 @@ def list(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the manifest as JSON, and to stderr which adapter is the default and why."""
-    manifest = Catalogue(arguments.store).manifest(*BundleKey.parse(arguments.bundle))
-    print(manifest.to_json(), end="")
-    print(f"default adapter: {manifest.default_adapter}, because {manifest.default_reason}", file=sys.stderr)
+    catalogue, key = Catalogue(arguments.store), BundleKey.parse(arguments.bundle)
+    print(catalogue.manifest(*key).to_json(), end="")
+    print(catalogue.default(*key), file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -234,6 +234,25 @@ class Evidence(Record):
         return ""
 
 
+SAFEST: Final = "consensus"
+"""The adapter that hardly harms anybody, which answers as long as no labels say what is better."""
+
+
+class Default(NamedTuple):
+    """What clients begin with that choose no adapter."""
+
+    adapter: str
+    options: Mapping[str, JsonValue]
+    because: Literal[
+        "evidence", "no_labels", "not_servable"
+    ]  # labels say so, or speak for none, nor can `SAFEST` serve
+    reason: str  # in words; where nothing has been proven, what would change it
+
+    def __str__(self) -> str:
+        """The sentence that starts, commands and logs say."""
+        return f"default adapter: {self.adapter}, because: {self.because}; {self.reason}"
+
+
 class Manifest(Record):
     """What `manifest.json` says; unknown fields are refused, so that a misspelt one is never ignored.
 
@@ -272,27 +291,27 @@ class Manifest(Record):
         """`name/version`."""
         return f"{self.name}/{self.version}"
 
-    @property
-    def default_adapter(self) -> str:
-        """The adapter of clients that choose none: one whose gain is proven, or `none`."""
-        return self.evidence.adapter if self.evidence and not self.evidence.obstacle else "none"
+    def default(self, servable: bool) -> Default:
+        """The adapter of clients that choose none: one whose gain is proven, else `SAFEST` where it can serve.
 
-    @property
-    def default_options(self) -> Mapping[str, JsonValue]:
-        """Hyper-parameters of the default adapter."""
-        return self.evidence.options if self.evidence and not self.evidence.obstacle else {}
-
-    @property
-    def default_reason(self) -> str:
-        """Why the default adapter is what it is, and for `none`, what would change it."""
-        if self.evidence is None:
-            run = f"`acclimate learn {self.name}` or `acclimate evaluate {self.name} --write`"
-            return f"no gain was shown on clients that were held out; run {run}"
-        told, obstacle = self.evidence, self.evidence.obstacle
-        if obstacle:
-            return f"of {told.adapter} {obstacle}; run `acclimate evaluate {self.name} --write`"
-        low, high = (f"{100 * value:+.1f}" for value in (told.low, told.high))
-        return f"{100 * told.gain:+.1f} points ({low} to {high}) on {told.of}"
+        Args:
+            servable: whether model and source have what `SAFEST` needs.
+        """
+        told = self.evidence
+        if told is not None and not told.obstacle:
+            low, high = (f"{100 * value:+.1f}" for value in (told.low, told.high))
+            gained = f"{100 * told.gain:+.1f} points ({low} to {high}) on {told.of}"
+            return Default(told.adapter, told.options, "evidence", gained)
+        run = f"`acclimate evaluate {self.name} --write`"
+        if told is None:
+            lacking = f"no gain was shown on clients that were held out; run `acclimate learn {self.name}` or {run}"
+        else:
+            lacking = f"of {told.adapter} {told.obstacle}; run {run}"
+        if told is not None and told.adapter == SAFEST and told.clients >= FEWEST_CLIENTS:
+            return Default("none", {}, "evidence", lacking)
+        if not servable:
+            return Default("none", {}, "not_servable", lacking)
+        return Default(SAFEST, {}, "no_labels", f"it hardly harms anybody, and {lacking}")
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

@@ -396,7 +396,8 @@ def _configurations(settings: Settings, bundle: Bundle) -> Configurations:
     """The adapters, and what clients begin with that choose none: what the bundle has proven; raises SettingsError."""
     name, options = settings.adapter, settings.adapter_options
     if name is None:
-        name, options = bundle.manifest.default_adapter, {**bundle.manifest.default_options, **options}
+        default = bundle.default(settings.adapters)
+        name, options = default.adapter, {**default.options, **options}
     try:
         configurations = Configurations(name, options)
         require(configurations.adapter(configurations.default), bundle.model)

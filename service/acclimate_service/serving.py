@@ -130,8 +130,7 @@ def _announcement(service: Service, listener: socket.socket) -> str:
 def _default_adapter(service: Service) -> str:
     if service.settings.adapter is not None:
         return f"acclimate: default adapter: {service.settings.adapter}, as ACCLIMATE_ADAPTER says"
-    manifest = service.bundle.manifest
-    return f"acclimate: default adapter: {manifest.default_adapter}, because {manifest.default_reason}"
+    return f"acclimate: {service.bundle.default(service.settings.adapters)}"
 
 
 def _computing(service: Service) -> str:

@@ -55,7 +55,8 @@ class Settings(BaseSettings):
     """Bundle to serve: `name` for its newest version, or `name/version`; by default the only one of the store."""
 
     adapter: str | None = None
-    """Adapter of every client; by default the one that the bundle has shown to help, else `none`."""
+    """Adapter of every client; by default the one that the bundle has shown to help, else `consensus` where the model
+    can serve it, else `none`."""
 
     adapter_options: dict[str, Any] = Field(default_factory=dict)
     """Hyper-parameters of the adapter, as a JSON object."""

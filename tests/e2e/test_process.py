@@ -73,12 +73,12 @@ def test_rates_that_harmed_held_out_clients_are_no_default_and_the_start_says_wh
     (folder / "manifest.json").write_text(json.dumps(told))
     service = serve(model_store=tmp_path / "store")
     with Client(service.url) as client:
-        assert client.predict("cam", *stream(0, 1)).adapter == "none"
+        assert client.predict("cam", *stream(0, 1)).adapter == "consensus"
     service.signal(signal.SIGTERM)
     assert service.wait() == 0
     assert (
-        "acclimate: default adapter: none, because of atp its gain of -2.8 points may be none (-4.1 to -1.5); run "
-        "`acclimate evaluate fashion-cnn --write`\n"
+        "acclimate: default adapter: consensus, because: no_labels; it hardly harms anybody, and of atp its gain of "
+        "-2.8 points may be none (-4.1 to -1.5); run `acclimate evaluate fashion-cnn --write`\n"
     ) in service.output
 
 

@@ -43,8 +43,9 @@ def test_learning_publishes_rates_with_what_they_gain(
     assert manifest.version == "2"
     assert manifest.evidence is not None
     assert manifest.evidence.of == "5 simulated clients of data.npz, shift label, seed 0"
-    assert (manifest.default_adapter == "atp") == (manifest.evidence.obstacle == "")
-    assert f"fashion-cnn/2: published, default adapter {manifest.default_adapter}" in out
+    default = manifest.default(servable=True)
+    assert default.adapter == ("consensus" if manifest.evidence.obstacle else "atp")
+    assert f"fashion-cnn/2: published, {default}" in out
     old, new = (Catalogue(store).load("fashion-cnn", version).model.source for version in ("1", "2"))
     assert new.rates != old.rates
     assert torch.equal(new.confusion_matrix("soft"), old.confusion_matrix("soft"))
@@ -58,16 +59,17 @@ def test_the_same_seed_gives_the_same_bundle(store: Path, data: Callable[..., Pa
     assert first.content_hash == second.content_hash
 
 
-def test_rates_that_gain_nothing_for_certain_leave_the_default_none(
+def test_rates_that_gain_nothing_for_certain_do_not_become_the_default(
     store: Path, data: Callable[..., Path], pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Labels that are wrong teach rates that harm, and judge them to be so by right ones."""
     wrong = data()
     np.savez(wrong, images=pool.images, labels=np.random.default_rng(0).permutation(pool.labels))
     assert learn("--data", wrong, "--rounds", 2, "--lr", 0.01) == 0
-    assert "default adapter: none, because its gain of" in capsys.readouterr().out
+    said = "default adapter: consensus, because: no_labels; it hardly harms anybody, and of atp its gain of"
+    assert said in capsys.readouterr().out
     main(["models", "show", "fashion-cnn"])
-    assert "default adapter: none, because of atp its gain of" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_real_clients_are_taken_from_a_column(
@@ -132,11 +134,26 @@ def test_evaluating_says_what_to_choose_and_writes_it(
     best = max(earned, key=lambda name: told[name]["gain"], default="none")
     assert f"recommended: {best}" in out
     manifest = Catalogue(store).manifest("fashion-cnn")
-    assert (manifest.version, manifest.default_adapter) == ("2", best)
+    assert (manifest.version, manifest.default(servable=False).adapter) == ("2", best)
     assert (tmp_path / "gains.svg").read_text().count("<rect") == 1 + len(told)
     old, new = (Catalogue(store).load("fashion-cnn", version, runtime="auto") for version in ("1", "2"))
     assert old.model.content_hash == new.model.content_hash  # clients keep their states
     assert old.runtime == new.runtime
+
+
+def test_an_evaluation_in_which_nothing_gains_is_kept_as_evidence_against_the_safest_adapter(
+    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels that are wrong agree with no adapter."""
+    file = data()
+    arrays = dict(np.load(file))
+    np.savez(file, **{**arrays, "labels": np.random.default_rng(0).permutation(arrays["labels"])})
+    words = ("evaluate", "fashion-cnn", "--clients", str(file), "--by", "owners", "--write")
+    assert main([*words, "--adapters", "bn_adapt,consensus"]) == 0
+    out = capsys.readouterr().out
+    assert "recommended: none" in out
+    assert "published, default adapter: none, because: evidence; of consensus its gain of" in out
+    assert Catalogue(store).load("fashion-cnn").default().adapter == "none"
 
 
 def test_clients_may_be_folders(store: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +196,7 @@ def test_rates_of_the_authors_program_are_taken_by_position(
     assert main(["models", "import-atp", "fashion-cnn", "--rates", str(file), "--no-onnx"]) == 0
     bundle = Catalogue(store).load("fashion-cnn")
     assert bundle.model.source.rates == pytest.approx(dict(zip(order, values.tolist(), strict=True)))
-    assert bundle.manifest.default_adapter == "none"
+    assert bundle.default().because == "no_labels"
     np.save(tmp_path / "few.npy", values[1:])
     assert main(["models", "import-atp", "fashion-cnn", "--rates", str(tmp_path / "few.npy")]) == 2
     assert "holds 22 rates, the network has 23 modules: conv1.weight, bn1.running_mean" in capsys.readouterr().err

@@ -1,10 +1,17 @@
-"""Clients that choose no adapter get one that has helped held-out clients, or none: the operator alone overrides."""
+"""Clients that choose no adapter get one that has helped held-out clients, else the safest where it can serve, or none:
+the operator alone overrides."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+
+from acclimate_adapters import Source
+from acclimate_service.cli import main
+from acclimate_store import Catalogue, write_bundle
+from acclimate_store.architectures import build
+from acclimate_store.files import load_weights
 
 SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
 
@@ -36,21 +43,76 @@ def store_with(tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def unmeasured(tmp_path_factory):
+    """A store with the shipped model, whose source holds the classes' shares and nothing else."""
+    bundle = Catalogue(SHIPPED).load("fashion-cnn")
+    net = build(bundle.manifest.architecture, bundle.manifest.architecture_options)
+    load_weights(net, SHIPPED / "fashion-cnn/1")
+    store = tmp_path_factory.mktemp("unmeasured")
+    write_bundle(
+        store, bundle.manifest.model_copy(update={"evidence": None}), net, Source(prior=bundle.model.source.prior)
+    )
+    return store
+
+
 @pytest.mark.parametrize(("change", "reason"), NOT_EARNED.values(), ids=NOT_EARNED)
-def test_without_a_proven_gain_nobody_is_adapted_unasked(change, reason, store_with, make_replica, stream):
+def test_without_a_proven_gain_the_safest_adapter_answers(change, reason, store_with, make_replica, stream):
     replica = make_replica(model_store=store_with(change))
     (model,) = replica.http.get("/models").json()["models"]
-    assert model["default_adapter"]["name"] == "none"
-    assert model["default_adapter"]["reason"].startswith(reason)
+    assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("consensus", "no_labels")
+    assert model["default_adapter"]["reason"].startswith(f"it hardly harms anybody, and {reason}")
+    with replica.sdk() as client:
+        assert client.predict("cam", *stream(0, 1)).adapter == "consensus"
+        assert client.configure("other", "atp").adapter == "atp", "who asks for it gets it"
+
+
+@pytest.mark.parametrize("change", [HARMFUL, UNCERTAIN], ids=["harm", "a gain that may be none"])
+def test_labels_that_speak_against_the_safest_adapter_leave_nobody_adapted(change, store_with, make_replica, stream):
+    replica = make_replica(model_store=store_with({**change, "adapter": "consensus"}))
+    (model,) = replica.http.get("/models").json()["models"]
+    assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("none", "evidence")
+    assert model["default_adapter"]["reason"].startswith("of consensus its gain of ")
     with replica.sdk() as client:
         assert client.predict("cam", *stream(0, 1)).adapter == "none"
-        assert client.configure("other", "atp").adapter == "atp", "who asks for it gets it"
+
+
+def test_too_few_clients_speak_neither_for_nor_against_it(store_with, make_replica):
+    replica = make_replica(model_store=store_with({"adapter": "consensus", **FEW}))
+    (model,) = replica.http.get("/models").json()["models"]
+    assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("consensus", "no_labels")
+
+
+def test_a_model_whose_layers_were_not_measured_adapts_nobody_unasked(unmeasured, make_replica, stream):
+    replica = make_replica(model_store=unmeasured)
+    (model,) = replica.http.get("/models").json()["models"]
+    assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("none", "not_servable")
+    assert model["default_adapter"]["reason"].startswith("no gain was shown on clients that were held out; run ")
+    with replica.sdk() as client:
+        assert client.predict("cam", *stream(0, 1)).adapter == "none"
+
+
+def test_an_operator_who_does_not_offer_it_adapts_nobody_unasked(store_with, make_replica, stream):
+    replica = make_replica(model_store=store_with(None), adapters=("none", "atp"))
+    (model,) = replica.http.get("/models").json()["models"]
+    assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("none", "not_servable")
+    with replica.sdk() as client:
+        assert client.predict("cam", *stream(0, 1)).adapter == "none"
+
+
+def test_the_command_says_the_same_without_building_the_network(store_with, unmeasured, monkeypatch, capsys):
+    monkeypatch.setenv("ACCLIMATE_MODEL_STORE", str(store_with(None)))
+    assert main(["models", "show", "fashion-cnn"]) == 0
+    assert capsys.readouterr().err.startswith("default adapter: consensus, because: no_labels; it hardly harms anybody")
+    monkeypatch.setenv("ACCLIMATE_MODEL_STORE", str(unmeasured))
+    assert main(["models", "show", "fashion-cnn"]) == 0
+    assert capsys.readouterr().err.startswith("default adapter: none, because: not_servable; no gain was shown")
 
 
 def test_a_proven_gain_is_the_default_and_said_to_be(store_with, make_replica, stream):
     replica = make_replica(model_store=store_with({}))
     (model,) = replica.http.get("/models").json()["models"]
-    assert model["default_adapter"]["name"] == "atp"
+    assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("atp", "evidence")
     assert model["default_adapter"]["reason"].startswith("+5.5 points (+4.1 to +7.0) on 40 ")
     with replica.sdk() as client:
         assert client.predict("cam", *stream(0, 1)).adapter == "atp"

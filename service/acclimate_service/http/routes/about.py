@@ -11,13 +11,15 @@ from acclimate_service.compute.adapters import AvailableAdapter, available_adapt
 from acclimate_service.http.context import Intake, json
 from acclimate_service.metrics import Metrics
 from acclimate_store import Bundle
+from acclimate_store.manifest import Default
 
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs."""
     service = intake.service
     offered = available_adapters(service.bundle.model, service.settings.adapters)
-    model_list = json({"models": [_describe_model(service.bundle, offered)]})
+    of_bundle = service.bundle.default(service.settings.adapters)
+    model_list = json({"models": [_describe_model(service.bundle, offered, of_bundle)]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
         {"model": intake.model, "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
@@ -76,7 +78,7 @@ def _failing(metrics: Metrics) -> list[dict[str, Any]]:
     ]
 
 
-def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...]) -> dict[str, Any]:
+def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...], default: Default) -> dict[str, Any]:
     manifest = bundle.manifest
     return {
         "name": manifest.name,
@@ -87,7 +89,7 @@ def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...]) -> di
         "classes": list(manifest.classes),
         "input": dict(zip(("channels", "height", "width"), manifest.input.shape, strict=True)),
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},
-        "default_adapter": {"name": manifest.default_adapter, "reason": manifest.default_reason},
+        "default_adapter": {"name": default.adapter, "because": default.because, "reason": default.reason},
         "default": True,
     }
 
