@@ -104,8 +104,8 @@ class Service:
         """Answer a batch as `Engine.predict` does, and show it to the challengers and to the next federated round."""
         with self.admission.rows.hold(batch.request.client.client, len(batch.images)):
             reply = await self.engine.predict(batch)
-        if reply.life:
-            self.rounds.note(batch.request.client, reply.configuration)
+        if reply.life and self.rounds.joins(reply.configuration):
+            self.rounds.note(batch.request.client)
         if reply.life and reply.replayed == "none" and self.challengers is not None:
             given = [each["index"] for each in reply.members["predictions"]]
             seen = replace(batch.request, life=reply.life)

@@ -17,6 +17,7 @@ from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.labelling import has_labels, is_light, taking_labels
 from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
 from acclimate_service.compute.worker import Worker
+from acclimate_service.errors import Problem
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, Start
 from acclimate_store import Bundle
@@ -24,6 +25,9 @@ from acclimate_store.bundle import PLAIN
 
 _QUICK: Final = 64 * 1024
 """Bytes of a state above which writing and reading it would hold up the event loop."""
+_HEADER_BYTES: Final = 400
+_TENSOR_BYTES: Final = 100
+"""About what a stored state takes beside its tensors, and beside each."""
 _WEIGHED: Final = 16
 """Configurations whose sensitivities are kept; measuring one takes some milliseconds."""
 
@@ -81,7 +85,9 @@ class AdapterMachine:
     async def step(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         """Take the adapter's step, guarded, once `start` agrees; or take labels in, which are no step."""
         if isinstance(batch, ImageBatch):
-            self._budget.require(state.configuration, batch.shape[0])  # what a journal holds was taken once
+            refusal = self._budget.refusal_of_step(state.configuration, batch.shape[0])
+            if refusal is not None:  # what a journal holds was taken once, and is not asked
+                raise Problem(*refusal)
             parameters = batch.known
         elif has_labels(batch):
             return await self._label(state, batch, start)
@@ -93,7 +99,7 @@ class AdapterMachine:
             if isinstance(done, Exception):
                 raise done
             return done
-        shares = state.nbytes <= self._exact_above and self._steps.may_share(state.configuration)
+        shares = self.size(state) <= self._exact_above and self._steps.may_share(state.configuration)
         return await self._worker.share(self._steps.take, job, batch.shape[0] if shares else None, start)
 
     async def _label(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
@@ -126,7 +132,8 @@ class AdapterMachine:
 
     def size(self, state: ClientState) -> int:
         """About how many bytes the exact state takes, here in memory and stored without a budget."""
-        return state.nbytes
+        record = state.record.nbytes if state.record else 0
+        return state.state.nbytes + record + _HEADER_BYTES + _TENSOR_BYTES * len(state.state.tensors)
 
     def adapter(self, state: ClientState) -> str:
         """Name of the adapter that made the state."""

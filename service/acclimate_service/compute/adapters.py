@@ -19,26 +19,26 @@ class Configurations:
     """Adapters by their stored configuration: adapter name and hyper-parameters as canonical JSON.
 
     A client keeps the adapter it began with, even when the service's default changes, until it is configured again.
+
+    Attributes:
+        adapter: the adapter of a stored configuration, an empty one being the default; raises ConfigurationError where
+            this version of the service does not know it.
     """
 
     def __init__(self, adapter: str, hyperparameters: Mapping[str, Any]) -> None:
         """Take the configuration of clients that have none; raises ConfigurationError when it is wrong."""
         self.default = canonical(adapter, hyperparameters)
-        self._create = lru_cache(_KEPT)(_create)  # clients choose the hyper-parameters: there is no end of them
+        self.adapter = lru_cache(_KEPT)(self._adapter)  # clients choose the hyper-parameters: there is no end of them
         self.adapter(self.default)
-
-    def adapter(self, configuration: str) -> Adapter:
-        """The adapter of a stored configuration; an empty one means the default.
-
-        Raises:
-            ConfigurationError: this version of the service does not know it.
-        """
-        return self._create(configuration or self.default)
 
     def describe(self, configuration: str) -> dict[str, Any]:
         """Members `adapter` and `hyperparameters` of a stored configuration; those left out have their defaults."""
         stated: dict[str, Any] = orjson.loads(configuration or self.default)
         return stated
+
+    def _adapter(self, configuration: str) -> Adapter:
+        stated = self.describe(configuration)
+        return create(stated["adapter"], **stated["hyperparameters"])
 
 
 def canonical(adapter: str, hyperparameters: Mapping[str, Any]) -> str:
@@ -65,11 +65,6 @@ def _differing(adapter: Any) -> dict[str, Any]:
         if value != each.default:
             found[each.name] = float(value) if each.metadata["type"] == "number" else value
     return found
-
-
-def _create(configuration: str) -> Adapter:
-    stated = orjson.loads(configuration)
-    return create(stated["adapter"], **stated["hyperparameters"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,23 @@
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 from acclimate_adapters import State
 from acclimate_adapters.compression.coding import decode, encode
 from acclimate_service.guard.record import Record
 
-_HEADER_BYTES: Final = 400
-_TENSOR_BYTES: Final = 100
 _RECORD_MAGIC: Final = b"ACCG"
 _RECORD_LENGTH: Final = struct.Struct(">I")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClientState:
     """A client's state, the configuration of the adapter that goes on with it, and the record that the guard keeps."""
 
     configuration: str
     state: State
     record: Record | None = None
-
-    @cached_property
-    def nbytes(self) -> int:
-        """About how many bytes `pack` gives for an exact state."""
-        record = self.record.nbytes if self.record else 0
-        return self.state.nbytes + record + _HEADER_BYTES + _TENSOR_BYTES * len(self.state.tensors)
 
 
 def pack(state: ClientState, budget: float, weights: Mapping[str, float]) -> bytes:

@@ -94,6 +94,10 @@ class StepBudget:
         prices: of the model.
         most_s: seconds that a step may take by its estimate.
         allowed: adapters that clients may have, each part of a chain; None stands for all.
+
+    Attributes:
+        refusal_of_step: code and detail of the problem with a step of a configuration on so many images; None: it is
+            accepted.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class StepBudget:
         self._prices = prices
         self._most_s = most_s
         self._allowed = allowed
-        self._refusal_of_step = lru_cache(_KEPT)(partial(self._refusal, step_cost, "a step on"))
+        self.refusal_of_step = lru_cache(_KEPT)(partial(self._refusal, step_cost, "a step on"))
         self._refusal_of_lesson = lru_cache(_KEPT)(partial(self._refusal, lesson_cost, "learning from"))
 
     def require(self, configuration: str, rows: int = 1) -> None:
@@ -120,7 +124,7 @@ class StepBudget:
         Raises:
             Problem: `step_too_costly`, or `adapter_not_allowed`.
         """
-        refusal = self._refusal_of_step(configuration, rows)
+        refusal = self.refusal_of_step(configuration, rows)
         if refusal is not None:
             raise Problem(*refusal)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import orjson
 import safetensors.torch
@@ -49,6 +49,8 @@ from acclimate_service.state.tasks import Tasks
 
 _PATIENCE_S = 60.0
 """Longest wait for a client whose batches are being answered."""
+_KEPT = 256
+"""Configurations of which it is remembered whether they take part."""
 _log = logging.getLogger(__name__)
 Shared = Mapping[str, Tensor]
 
@@ -77,6 +79,9 @@ class Rounds:
         cohorts: what the clients share.
         tenant: whose clients.
         background: watches over what nobody waits for.
+
+    Attributes:
+        joins: whether clients of a configuration take part in rounds.
     """
 
     def __init__(
@@ -99,19 +104,22 @@ class Rounds:
         self._background = background
         self._tasks = Tasks()
         self._noting: dict[str, asyncio.Task[None]] = {}  # the latest of each client
+        self.joins = lru_cache(_KEPT)(self._joins)
 
-    def note(self, client: ClientScope, configuration: str) -> None:
+    def note(self, client: ClientScope) -> None:
         """Remember in the background that a client is active, which may fail: the next batch tells again."""
-        if isinstance(self._configurations.adapter(configuration), FedAde):
-            noting = self._background.run("cohort_note", partial(self._cohorts.note, client.client))
-            task = self._noting[client.client] = self._tasks.start(noting)
-            task.add_done_callback(partial(self._noted, client.client))
+        noting = self._background.run("cohort_note", partial(self._cohorts.note, client.client))
+        task = self._noting[client.client] = self._tasks.start(noting)
+        task.add_done_callback(partial(self._noted, client.client))
 
     async def forget(self, client: ClientScope) -> None:
         """Forget that a client was active, which is deleted; raises StateError where Redis fails."""
         if client.client in self._noting:
             await asyncio.wait([self._noting[client.client]])
         await self._cohorts.forget(client.client)
+
+    def _joins(self, configuration: str) -> bool:
+        return isinstance(self._configurations.adapter(configuration), FedAde)
 
     def _noted(self, client: str, task: asyncio.Task[None]) -> None:
         if self._noting.get(client) is task:

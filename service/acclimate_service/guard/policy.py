@@ -1,6 +1,7 @@
 """Which model answers a client: its own evidence first, then the operator's policy."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from acclimate_service.guard.evidence import ALPHA, Answer, Counts, Pooled, verdict
@@ -38,6 +39,7 @@ def decide(own: Counts, fleet: Pooled, policy: Policy, alpha: float = ALPHA) -> 
     return by_own(own, alpha) or by_policy(fleet, policy, alpha)
 
 
+@lru_cache(4096)  # every batch asks, and counts change with labels only
 def by_own(own: Counts, alpha: float = ALPHA) -> Decision | None:
     """What a client's own evidence decides; None as long as it decides nothing. Arguments as in `decide`."""
     match verdict(own, alpha):

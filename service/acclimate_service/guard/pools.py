@@ -131,7 +131,7 @@ class Pools:
             raise StoreUnavailable(f"{error}: delete {self._pool}", error.committed) from error
 
     def _name(self, client: ClientScope) -> str:
-        return blake2b(client.digest(), digest_size=16, key=self._secret).hexdigest()
+        return blake2b(client.digest, digest_size=16, key=self._secret).hexdigest()
 
 
 @lru_cache(MOST_CLIENTS * MOST_CONFIGURATIONS)

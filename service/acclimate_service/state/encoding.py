@@ -65,7 +65,7 @@ def seal(client: ClientScope, model: str, adapter: str, seq: int, state: bytes) 
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"the adapter name takes {len(name)} bytes; accepted are at most {_LONGEST_NAME}")
     header = _STATE_HEADER.pack(
-        _STATE_MAGIC, _STATE_FORMAT, client.digest(), bytes.fromhex(model), seq, len(state), len(name)
+        _STATE_MAGIC, _STATE_FORMAT, client.digest, bytes.fromhex(model), seq, len(state), len(name)
     )
     blob = b"".join((header, name, state))
     return Sealed(blob, hashlib.sha256(blob).hexdigest())
@@ -93,7 +93,7 @@ def unseal_pieces(pieces: Sequence[bytes], digest: str, client: ClientScope, mod
         raise StateCorrupt(f"the stored state is cut off after {total} bytes, inside its envelope")
     magic, layout, owner, model_hash, written_seq, length, name_length = _STATE_HEADER.unpack_from(opening)
     found = (magic, layout, owner, model_hash, written_seq)
-    if found != (_STATE_MAGIC, _STATE_FORMAT, client.digest(), bytes.fromhex(model), seq):
+    if found != (_STATE_MAGIC, _STATE_FORMAT, client.digest, bytes.fromhex(model), seq):
         raise StateCorrupt("the stored state belongs to another client, model or version, or has an unknown format")
     start = _STATE_HEADER.size + name_length
     if total != start + length:
@@ -181,7 +181,7 @@ def encode_entry(client: ClientScope, entry: Entry) -> bytes:
     batch, engine, dtype = entry.batch, entry.engine.encode(), entry.batch.dtype.encode()
     data = memoryview(batch.data).cast("B")
     sizes = len(engine), len(dtype), len(batch.parameters), data.nbytes, len(batch.shape)
-    header = _ENTRY_HEADER.pack(entry.seq, batch.skipped, client.digest(), *sizes)
+    header = _ENTRY_HEADER.pack(entry.seq, batch.skipped, client.digest, *sizes)
     dimensions = struct.pack(f">{len(batch.shape)}I", *batch.shape)
     head = b"".join((header, engine, dtype, dimensions, batch.parameters))
     prefix = _ENTRY_PREFIX.pack(_ENTRY_MAGIC, _ENTRY_FORMAT, zlib.crc32(data, zlib.crc32(head)))
@@ -212,7 +212,7 @@ def decode_entry(blob: bytes, client: ClientScope, seq: int) -> Entry:
 
 def _parsed(body: memoryview, client: ClientScope, seq: int) -> Entry:
     written_seq, skipped, owner, *sizes, dimensions = _ENTRY_HEADER.unpack_from(body)
-    if (written_seq, owner) != (seq, client.digest()):
+    if (written_seq, owner) != (seq, client.digest):
         raise StateCorrupt(f"journal entry {seq} belongs to another client or version")
     engine_size, dtype_size, parameters_size, data_size = sizes
     ends = [_ENTRY_HEADER.size]

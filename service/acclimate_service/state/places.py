@@ -50,4 +50,4 @@ class Places:
         await self._wire.run(LEAVE, (self._key,), (self._name(client),))
 
     def _name(self, client: ClientScope) -> str:
-        return fingerprint(self._secret, client.digest())
+        return fingerprint(self._secret, client.digest)

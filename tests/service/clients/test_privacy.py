@@ -89,7 +89,7 @@ def test_after_a_delete_nobody_can_tell_what_a_client_told(make_replica, stream)
         prediction = sdk.predict("cam", images)
         sdk.feedback("cam", [LabelledRow(prediction.request_id, row, 1) for row in range(10)])
         (pool,) = replica.redis.keys("*:e")
-        assert ClientScope("cam").digest().hex().encode() not in b" ".join(replica.redis.hkeys(pool))
+        assert ClientScope("cam").digest.hex().encode() not in b" ".join(replica.redis.hkeys(pool))
         sdk.delete("cam")
         assert replica.redis.keys("*:e") == []
         assert not sdk.evidence("fashion-cnn").adapters, "what it told goes with it"

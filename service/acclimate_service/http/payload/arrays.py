@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -68,10 +69,7 @@ def canonical(claim: Claim, spec: InputSpec, limits: PayloadLimits) -> Batch:
         PayloadError: `wrong_dtype`, `empty_batch`, `too_many_images`, `invalid_request`, `wrong_shape`,
             `ambiguous_layout`, `non_finite`, `out_of_range`.
     """
-    _check_dtype(claim.elements.dtype)
-    if claim.shape:
-        limits.check_count(claim.shape[0])
-    layout = _resolve_layout(claim, spec)
+    layout = _layout(claim.shape, claim.elements.dtype, claim.layout, spec, limits)
     array = claim.elements.reshape(claim.shape, order=claim.order)
     if array.dtype == np.uint8:
         return np.ascontiguousarray(_channels_first(array, layout))
@@ -97,18 +95,24 @@ def _check_dtype(dtype: np.dtype[Any]) -> None:
         raise PayloadError("wrong_dtype", f"{str(dtype)[:40]} is not accepted; send {ACCEPTED_DTYPES}")
 
 
-def _resolve_layout(claim: Claim, spec: InputSpec) -> str:
-    layout = claim.layout
+@lru_cache(maxsize=256)  # most clients send one shape
+def _layout(
+    shape: tuple[int, ...], dtype: np.dtype[Any], layout: str | None, spec: InputSpec, limits: PayloadLimits
+) -> str:
+    """The layout of an array that is as the model takes it, but for its values; raises as `canonical`."""
+    _check_dtype(dtype)
+    if shape:
+        limits.check_count(shape[0])
     if layout is not None and layout not in LAYOUTS:
         raise PayloadError(
             "invalid_request", f"layout {layout[:20]!r} is not accepted; use one of {', '.join(LAYOUTS)}"
         )
     accepted = _accepted_shapes(spec)
-    fits = [name for name, extent in accepted.items() if claim.shape[1:] == extent and layout in (None, name)]
+    fits = [name for name, extent in accepted.items() if shape[1:] == extent and layout in (None, name)]
     if not fits:
-        raise PayloadError("wrong_shape", _misfit(claim, accepted))
+        raise PayloadError("wrong_shape", _misfit(shape, layout, accepted))
     if len(fits) > 1:
-        detail = f"shape {_brief(claim.shape)} fits {' and '.join(fits)}; state the layout"
+        detail = f"shape {_brief(shape)} fits {' and '.join(fits)}; state the layout"
         raise PayloadError("ambiguous_layout", detail)
     return fits[0]
 
@@ -121,10 +125,10 @@ def _accepted_shapes(spec: InputSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _misfit(claim: Claim, accepted: dict[str, tuple[int, ...]]) -> str:
-    stated = "" if claim.layout is None else f" with layout {claim.layout}"
+def _misfit(shape: tuple[int, ...], layout: str | None, accepted: dict[str, tuple[int, ...]]) -> str:
+    stated = "" if layout is None else f" with layout {layout}"
     wanted = " or ".join(f"{name} [B, {', '.join(map(str, extent))}]" for name, extent in accepted.items())
-    return f"the array has shape {_brief(claim.shape)}{stated}; the model takes {wanted}"
+    return f"the array has shape {_brief(shape)}{stated}; the model takes {wanted}"
 
 
 def _check_floats(array: NDArray[Any]) -> None:

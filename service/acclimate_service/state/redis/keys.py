@@ -81,12 +81,9 @@ class ClientScope:
         """Request id of a keyed request: SHA-256(tenant, client, key) cut to 16 bytes (32 hex digits)."""
         return self._hash(idempotency_key).hex()
 
+    @cached_property
     def digest(self) -> bytes:
         """16 bytes that name this client inside a stored state."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> bytes:
         return self._hash("")
 
     def _hash(self, text: str) -> bytes:

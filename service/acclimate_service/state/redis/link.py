@@ -163,6 +163,9 @@ class Channel(asyncio.Protocol):
     Args:
         connection: fresh; it belongs to the channel from now on.
         lost: told once the channel cannot be used any more.
+
+    Attributes:
+        pending: the replies that are not there yet, and when each is overdue.
     """
 
     def __init__(self, connection: AbstractConnection, lost: Callable[["Channel"], None]) -> None:
@@ -170,7 +173,7 @@ class Channel(asyncio.Protocol):
         self._timeout: float = connection.socket_timeout or math.inf
         self._lost = lost
         self._error: Exception | None = None
-        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self.pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._retired = False
         self._closed = self._loop.create_future()
@@ -182,18 +185,13 @@ class Channel(asyncio.Protocol):
         self._transport = writer.transport
         self._transport.set_protocol(self)
 
-    @property
-    def pending(self) -> int:
-        """Commands whose reply is not there yet."""
-        return len(self._pending)
-
     def ask(self, *command: Argument) -> Awaitable[Any]:
         """Send a command at once; its reply is to be awaited."""
         if self._error is not None:
             raise self._error
         self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
         reply = self._loop.create_future()
-        self._pending.append((reply, self._loop.time() + self._timeout))
+        self.pending.append((reply, self._loop.time() + self._timeout))
         if self._watch is None and self._timeout < math.inf:
             self._watch = self._loop.call_later(self._timeout, self._look)
         return reply
@@ -201,7 +199,7 @@ class Channel(asyncio.Protocol):
     def retire(self) -> None:
         """Close as soon as the last reply is there."""
         self._retired = True
-        if not self._pending:
+        if not self.pending:
             self._fail(failures.ConnectionError("closed"))
 
     async def closed(self) -> None:
@@ -213,7 +211,7 @@ class Channel(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                waiting, _ = self._pending.popleft()
+                waiting, _ = self.pending.popleft()
                 if waiting.done():  # its caller has gone away
                     continue
                 if isinstance(reply, Exception):
@@ -222,7 +220,7 @@ class Channel(asyncio.Protocol):
                     waiting.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self._fail(failures.ConnectionError(f"Redis said what nobody had asked for: {error!r}"))
-        if self._retired and not self._pending:
+        if self._retired and not self.pending:
             self.retire()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -234,9 +232,9 @@ class Channel(asyncio.Protocol):
     def _look(self) -> None:
         """End a connection on which a reply is overdue: nothing tells it from those that come later."""
         self._watch = None
-        if not self._pending:
+        if not self.pending:
             return
-        _, due = self._pending[0]
+        _, due = self.pending[0]
         if due > self._loop.time():
             self._watch = self._loop.call_at(due, self._look)
         else:
@@ -249,8 +247,8 @@ class Channel(asyncio.Protocol):
         self._transport.abort()
         if self._watch is not None:
             self._watch.cancel()
-        while self._pending:
-            waiting, _ = self._pending.popleft()
+        while self.pending:
+            waiting, _ = self.pending.popleft()
             if not waiting.done():
                 waiting.set_exception(error)
         self._lost(self)
@@ -276,7 +274,7 @@ class Pool:
             if not channel.pending:
                 return channel
         if self._channels and (self._connecting or len(self._channels) >= self._dial.max_connections):
-            return min(self._channels, key=lambda channel: channel.pending)
+            return min(self._channels, key=lambda channel: len(channel.pending))
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._connected)
