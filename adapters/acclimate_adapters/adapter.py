@@ -59,7 +59,10 @@ class Adapter(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the frozen model must offer: names of `Source` quantities, or what `FrozenModel.offers` says."""
+        """What the frozen model must offer: names of `Source` quantities, or what `FrozenModel.offers` says.
+
+        Every quantity that is read is named, the prior too: a state is of use as long as these are the same.
+        """
         ...
 
     def init(self, model: FrozenModel) -> State:

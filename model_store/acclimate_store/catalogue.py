@@ -4,9 +4,10 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
+from packaging.version import InvalidVersion, Version
 
 from acclimate_store.bundle import Bundle, inspect_bundle, load_bundle, read_manifest
 from acclimate_store.errors import BundleError, BundleNotFound, ManifestError
@@ -64,7 +65,7 @@ class Catalogue:
             BundleKey(path.parent.parent.name, path.parent.name) for path in self.root.glob(f"*/*/{MANIFEST_FILE}")
         )
         valid = (key for key in found if is_bare_name(key.name) and is_bare_name(key.version or ""))
-        return tuple(sorted(valid, key=lambda key: (key.name, natural_order(key.version or ""))))
+        return tuple(sorted(valid, key=lambda key: (key.name, age(key.version or ""))))
 
     def resolve(self, name: str, version: str | None = None) -> BundleKey:
         """The key of a bundle that exists; without a version that of the newest.
@@ -143,8 +144,14 @@ class Catalogue:
         return self.root / key.name / (key.version or "")
 
 
-def natural_order(version: str) -> tuple[tuple[str | int, ...], str]:
-    """Sort key by which "10" comes after "9" and "1.10" after "1.9"."""
-    # Splitting at digits puts text at even and numbers at odd places: like is always compared with like.
-    parts = tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", version))
-    return parts, version
+def age(version: str) -> tuple[Any, ...]:
+    """Sort key from the oldest version to the newest: by PEP 440, in which 1.10 is newer than 1.9, and 2 than 2rc1.
+
+    What is no version in its sense is older than all that are, and ordered by its numbers and the text between them.
+    """
+    try:
+        return True, Version(version), version
+    except InvalidVersion:
+        # Splitting at digits puts text at even and numbers at odd places: like is always compared with like.
+        parts = tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", version))
+        return False, parts, version

@@ -22,7 +22,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> "Subparsers":
     Each sub-command sets `run` in the parsed arguments: a function from them to the exit code. 0 is success, 1 a
     bundle with problems, 2 what could not be done: a bundle or store that is not there, data that does not do.
     """
-    models = subparsers.add_parser("models", help="create, measure, list, show and verify model bundles")
+    models = subparsers.add_parser("models", help="create, measure, list, show, compare and verify model bundles")
     commands = models.add_subparsers(dest="models_command", required=True)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -37,6 +37,9 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> "Subparsers":
     verify = command("verify", "check every file and try the model")
     _add_bundle(verify)
     _add_trust(verify)
+    comparison = command("compare", "say which clients keep their state when one version takes the place of another")
+    comparison.add_argument("old", help="name/version that was served")
+    comparison.add_argument("new", help="name/version that is to be, or a name for its newest version")
     _add_measure(command("measure", "measure on labelled images what adapters need; publish the next version with it"))
     graphs = command("add-onnx", "export the model for ONNX Runtime; publish the next version with its graphs")
     _add_bundle(graphs)

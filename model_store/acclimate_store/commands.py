@@ -15,6 +15,7 @@ from acclimate_adapters.errors import AcclimateError
 from acclimate_store.add_onnx import add_onnx as export_onnx
 from acclimate_store.architectures import FAMILIES
 from acclimate_store.catalogue import BundleKey, Catalogue
+from acclimate_store.compare import compare as compare_versions
 from acclimate_store.create import Created, Description, create_model
 from acclimate_store.errors import BundleError, ManifestError, MeasureError
 from acclimate_store.manifest import Resize
@@ -74,6 +75,13 @@ def verify(arguments: argparse.Namespace) -> int:
     if not problems:
         print(f"{key}: ok")
     return 1 if problems else 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Print what becomes of clients' states when one version takes the place of another."""
+    old, new = BundleKey.parse(arguments.old), BundleKey.parse(arguments.new)
+    print("\n".join(compare_versions(Catalogue(arguments.store), old, new)))
+    return 0
 
 
 def measure(arguments: argparse.Namespace) -> int:

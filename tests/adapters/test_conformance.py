@@ -310,7 +310,7 @@ def test_guarded_step_is_the_step_when_nothing_goes_wrong(
 def test_channels_last_answers_and_remembers_the_same(example: Example, model: FrozenModel, streams: Tensor) -> None:
     adapter, other = example.create(), model.with_layouts(frozen=True, adapted=True)
     here = there = adapter.init(model)
-    for batch in streams[0, :3]:
+    for batch in streams[0, :2, :8]:
         expected, step = adapter.step(model, here, batch), adapter.step(other, there, batch)
         torch.testing.assert_close(step.logits.softmax(-1), expected.logits.softmax(-1), rtol=0, atol=1e-3)
         here, there = expected.state, step.state
@@ -378,7 +378,7 @@ def test_a_cuda_device_answers_as_the_cpu(
 ) -> None:
     adapter = example.create()
     here, there = adapter.init(model), adapter.init(cuda_model)
-    for batch in streams[0, :3]:
+    for batch in streams[0, :2, :8]:
         expected, step = adapter.step(model, here, batch), adapter.step(cuda_model, there, batch)
         assert step.logits.is_cuda
         torch.testing.assert_close(step.logits.cpu().softmax(-1), expected.logits.softmax(-1), rtol=0, atol=2e-3)
@@ -410,3 +410,37 @@ def test_neither_state_nor_hooks_nor_memory_grow_over_500_steps(
     assert state.nbytes == size
     assert live_tensors() <= tensors
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model._net.modules())
+
+
+class Watched:
+    """A source that notes which of its quantities are read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.read = source, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "present":
+            self.read.add(name.removesuffix("_matrix"))
+        return getattr(self._source, name)
+
+
+@each_example
+def test_every_quantity_that_is_read_is_named_among_the_needs(
+    example: Example, model: FrozenModel, streams: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, watched, anchored = example.create(), Watched(model.source), model.anchor_features
+    fresh = copy.copy(model)
+    fresh.source, fresh._derived = watched, {}  # what was derived before need not be read again
+    del fresh.anchor_features
+
+    def anchor_features(of: FrozenModel) -> Any:
+        watched.read.add("anchors")
+        return anchored
+
+    monkeypatch.setattr(FrozenModel, "anchor_features", property(anchor_features), raising=False)
+    state = adapter.init(fresh)
+    if example.enrolled:
+        watched.read.discard("anchors")  # they are the client's own images here
+    for batch in streams[0, :2, :8]:
+        state = guarded_step(adapter, fresh, state, batch).state
+    assert watched.read <= adapter.needs

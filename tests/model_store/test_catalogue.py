@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from acclimate_store import BundleKey, BundleNotFound, Catalogue, IntegrityError, Manifest, ManifestError
-from acclimate_store.catalogue import natural_order
+from acclimate_store.catalogue import age
 
 
 @pytest.fixture
@@ -29,10 +29,25 @@ def test_version_10_is_newer_than_9(catalogue: Catalogue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("older", "newer"), [("9", "10"), ("1.9", "1.10"), ("v2", "v10"), ("2024-9", "2024-10"), ("1", "1a"), ("01", "1")]
+    ("older", "newer"),
+    [
+        ("9", "10"),
+        ("1.9", "1.10"),
+        ("v2", "v10"),
+        ("2.0rc1", "2.0"),
+        ("2.0.dev3", "2.0a1"),
+        ("1.0", "1.0.post1"),
+        ("2024.9", "2024.10"),
+        ("01", "1"),
+    ],
 )
-def test_natural_order_compares_numbers_as_numbers(older: str, newer: str) -> None:
-    assert natural_order(older) < natural_order(newer)
+def test_versions_are_ordered_by_pep_440(older: str, newer: str) -> None:
+    assert age(older) < age(newer)
+
+
+def test_what_is_no_version_is_older_than_all_that_are_and_ordered_by_its_numbers() -> None:
+    names = ["1", "spring", "best-10", "0.1.dev1", "best-2"]
+    assert sorted(names, key=age) == ["best-2", "best-10", "spring", "0.1.dev1", "1"]
 
 
 @pytest.mark.parametrize("folder", [".1-abc", "with space"])

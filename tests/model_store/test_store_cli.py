@@ -84,3 +84,10 @@ def test_what_is_not_there_is_exit_code_2_and_a_word_on_stderr(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err
+
+
+def test_compare_prints_what_becomes_of_clients(
+    acclimate: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert acclimate("models", "compare", "tiny/1", "tiny") == 0
+    assert capsys.readouterr().out.startswith("tiny/1 -> tiny/1: the same model; quantities that differ: none\n")

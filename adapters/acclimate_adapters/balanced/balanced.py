@@ -101,7 +101,7 @@ class Balanced:
 
     name: ClassVar[str] = "balanced"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"moments"})
+    needs: ClassVar[frozenset[str]] = frozenset({"moments", "prior"})
     uncorrectable: ClassVar[str] = "corrected for the client's class prior already"
 
     memory: float = real(1.0, low=0.0, high=1.0, doc="weight that a row keeps with each row after it; 1 never forgets")

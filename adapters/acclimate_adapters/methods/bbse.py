@@ -53,7 +53,7 @@ class Bbse:
 
     name: ClassVar[str] = "bbse"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    needs: ClassVar[frozenset[str]] = frozenset({"confusion", "prior"})
 
     mode: str = choice("soft", "hard", doc="soft averages the posteriors; hard counts the predicted classes")
     solver: str = choice("simplex", "pinv", doc="simplex is constrained least squares; pinv inverts, then projects")

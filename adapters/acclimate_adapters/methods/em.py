@@ -50,7 +50,7 @@ class Em:
 
     name: ClassVar[str] = "em"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset({"prior"})
 
     steps: int = integer(2, low=1, high=1000, doc="EM steps per batch; few regularise")
     floor: float = real(FLOOR, low=1e-12, high=1e-2, doc="smallest prior of a class")

@@ -105,8 +105,8 @@ class FedCal:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Prototypes, when it matches features."""
-        return frozenset({"prototypes"} if self.estimator == "fm" else ())
+        """The prior, and prototypes when it matches features."""
+        return frozenset({"prior", *(("prototypes",) if self.estimator == "fm" else ())})
 
     @property
     def learns(self) -> bool:

@@ -66,7 +66,7 @@ class FrozenModel:
 
     def __init__(self, net: nn.Module, classifier: str, source: Source, graphs: Graphs | None) -> None:
         """Take over a network that nobody else holds; callers use `from_module`."""
-        self.content_hash = content_hash(net, classifier, source)
+        self.content_hash = content_hash(net.state_dict(), classifier, source)
         self.classifier = classifier
         self.skipped = instrument(net, classifier)
         self._net, self._layouts = net, Layouts.of(net)

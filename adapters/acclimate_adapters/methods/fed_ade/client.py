@@ -99,10 +99,9 @@ class FedAde:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Anchors, the confusion matrix and a linear classifier; in rounds also gradients of all layers."""
-        return frozenset(
-            {"anchors", "confusion", "linear_classifier", *(("gradients",) if self.layers == "all" else ())}
-        )
+        """Anchors, confusion matrix, prior and a linear classifier; in rounds also gradients of all layers."""
+        always = {"anchors", "confusion", "prior", "linear_classifier"}
+        return frozenset({*always, *(("gradients",) if self.layers == "all" else ())})
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: uniform q, z of the anchors, the global layers.

@@ -227,8 +227,9 @@ def test_rates_and_sizes_out_of_range_are_refused(wrong: dict[str, Any]) -> None
 
 
 def test_rounds_need_gradients_which_the_head_alone_does_not() -> None:
-    assert create("fed_ade").needs == {"anchors", "confusion", "linear_classifier"}
-    assert create("fed_ade", layers="all").needs == {"anchors", "confusion", "gradients", "linear_classifier"}
+    alone = {"anchors", "confusion", "prior", "linear_classifier"}
+    assert create("fed_ade").needs == alone
+    assert create("fed_ade", layers="all").needs == {*alone, "gradients"}
 
 
 def test_model_without_anchors_or_matrix_is_refused_at_the_start(
