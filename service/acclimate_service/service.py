@@ -27,6 +27,7 @@ from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.costs import Prices, StepBudget
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
+from acclimate_service.compute.lineage import ModelLineage, Version, known_versions, older_in_store
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.compute.process import available_cores, background, pool
 from acclimate_service.compute.worker import Worker
@@ -62,6 +63,7 @@ from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
 from acclimate_service.trials.promotion import Champion, PairedTrial
 from acclimate_store import Bundle, BundleKey, Catalogue
+from acclimate_store.identity import identity_of
 from acclimate_store.layout_choice import fastest
 from acclimate_store.vision import torchvision
 
@@ -163,17 +165,6 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         prices = await worker.run(partial(Prices.measured, bundle), always)
         budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
         _require_affordable(budget, configurations.default, names)
-        machine = AdapterMachine(
-            bundle,
-            configurations,
-            worker,
-            budget,
-            metrics,
-            low_priority,
-            exact_above=settings.inline_max,
-            state_budget=settings.state_budget,
-            influence=settings.influence,
-        )
 
         url, private_redis = settings.redis_url, None
         if url is None:
@@ -187,7 +178,21 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         probe = Probe(wire, facts, tenant=settings.tenant, override=settings.redis_override)
         stack.push_async_callback(probe.aclose)
 
-        model, default, replays = bundle.model.content_hash, configurations.default, ReplayQueue()
+        lineage = await _lineage(settings, wire, worker, bundle, configurations)
+        bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
+        machine = AdapterMachine(
+            bundle,
+            configurations,
+            lineage,
+            worker,
+            budget,
+            metrics,
+            low_priority,
+            exact_above=settings.inline_max,
+            state_budget=settings.state_budget,
+            influence=settings.influence,
+        )
+        model, default, replays = lineage.scope, configurations.default, ReplayQueue()
 
         places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
 
@@ -215,6 +220,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
                     nonce=f"{settings.replica}~{new_id()}",
                     replays=replays,
                     places=places if scope == model else None,  # of the others each client has one already
+                    lineage=lineage if scope == model else lineage.beside(),
                 )
                 return Session(context)
 
@@ -222,10 +228,10 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             waiting = machine.waiting if scope == model else {}  # whosever states they are, they count once
             return Sessions(begin, budget, metrics.background, device_cache, waiting)
 
-        fleet = None if settings.guard == "off" else fleet_of(model, settings.guard, settings.guard_alpha)
+        fleet = None if settings.guard == "off" else fleet_of(lineage.key, settings.guard, settings.guard_alpha)
         pairs = None
         if settings.auto_switch:
-            pairs = fleet_of(scope_of(model, default), "adapt", settings.guard_alpha / len(names))
+            pairs = fleet_of(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(names))
         champion = Champion(default, pairs, metrics)
         beside_bytes = settings.cache_bytes // 4 if names and fleet is not None else 0
         sessions = sessions_of(model, champion.configuration, settings.cache_bytes - beside_bytes, metrics.state)
@@ -258,7 +264,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         announcements = _announcements(link, settings.tenant, model, sessions, challengers, probe, metrics.background)
         announcements.start()
         stack.push_async_callback(announcements.aclose)
-        cohorts = Cohorts(wire, limits, model, settings.tenant)
+        cohorts = Cohorts(wire, limits, lineage.oldest_like(create("fed_ade", layers="all").needs), settings.tenant)
         rounds = Rounds(
             bundle.model,
             configurations,
@@ -271,7 +277,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.push_async_callback(rounds.aclose)
 
         replies = Replies(store, model, configurations)
-        new_states = NewStates(bundle, configurations, worker, budget)
+        new_states = NewStates(bundle, configurations, lineage, worker, budget)
         evidence = [each for each in (fleet, pairs) if each is not None]
         forgetting = [*(each.forget for each in evidence), rounds.forget]
         service = Service(
@@ -383,6 +389,18 @@ def _named(model: str | None, catalogue: Catalogue) -> BundleKey:
                 f"ACCLIMATE_MODEL_STORE: {catalogue.root} holds no bundle; `acclimate models create` makes one"
             )
     raise SettingsError(f"ACCLIMATE_MODEL: name one of the bundles in {catalogue.root}: {', '.join(names)}")
+
+
+async def _lineage(
+    settings: Settings, wire: Wire, worker: Worker, bundle: Bundle, configurations: Configurations
+) -> ModelLineage:
+    """The versions that clients of this tenant were served, the one of this bundle among them from now on."""
+    served = identity_of(bundle.manifest, bundle.model.content_hash, bundle.model.source)
+    catalogue = Catalogue(settings.model_store, settings.allowed_imports)
+    known = await known_versions(wire, settings.tenant)
+    older = await worker.run(partial(older_in_store, catalogue, served, known), always)
+    known = await known_versions(wire, settings.tenant, *older, Version(served, configurations.default))
+    return ModelLineage(served, known, configurations, bundle.model)
 
 
 def _device(name: str) -> torch.device:

@@ -103,11 +103,13 @@ def test_a_quantity_of_the_same_name_with_other_numbers_differs(
     assert identity("1").changed(identity("2"), {"rates", "moments", "gradients"}) == ("rates",)
 
 
-def test_compare_says_that_added_moments_reset_none_but_balanced(publish: Publish, source: Source, store: Path) -> None:
+def test_compare_says_that_added_moments_reset_none_but_those_who_read_them(
+    publish: Publish, source: Source, store: Path
+) -> None:
     bare, full = publish("2", quantities=replace(source, moments={})), publish("3")
     first, kept, anew, _ = compare(Catalogue(store), bare, full)
     assert first == "tiny/2 -> tiny/3: the same model; quantities that differ: moments"
-    assert anew == "  begin anew:       clients with balanced (moments)"
+    assert anew == "  begin anew:       clients with balanced (moments), consensus (moments)"
     assert {"atp", "bbse", "fedthe", "none"} <= {name.strip(" ,") for name in kept.partition("with")[2].split()}
 
 

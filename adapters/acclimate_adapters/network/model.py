@@ -115,6 +115,12 @@ class FrozenModel:
         other.runtime, other._derived = runtime, {}
         return other
 
+    def with_hash(self, content_hash: str) -> Self:
+        """The same model, whose states are others: those of a model that means something else by its answers."""
+        other = copy.copy(self)
+        other.content_hash = content_hash
+        return other
+
     def with_layouts(self, *, frozen: bool, adapted: bool) -> Self:
         """The same model, some of whose passes keep images in channels_last, which may be faster.
 

@@ -24,6 +24,7 @@ from acclimate_service.state import (
     Description,
     Present,
     StateError,
+    VersionUnknown,
 )
 from acclimate_service.state.errors import Doubt
 
@@ -192,6 +193,11 @@ class Clients:
                 if present.seq == 0:
                     raise _no_client(request.client)
                 earlier = await turn.session.earlier(version)
+                if earlier.state.state.model != present.state.state.model:
+                    detail = (
+                        f"version {earlier.seq} was made by another version of the model, and is of no use to this one"
+                    )
+                    raise VersionUnknown(detail)
                 state = replace(earlier.state, record=None)  # labels told since are of rows that others answered
                 answer = {"adapter": state.state.adapter, "restored": earlier.seq}
                 return Change(earlier.config, state, orjson.dumps(answer), back=earlier.seq)

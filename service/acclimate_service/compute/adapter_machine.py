@@ -4,6 +4,7 @@ import asyncio
 import platform
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
@@ -15,6 +16,7 @@ from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState, pack, unpack
 from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.labelling import has_labels, is_light, taking_labels
+from acclimate_service.compute.lineage import ModelLineage
 from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
 from acclimate_service.compute.worker import Worker
 from acclimate_service.errors import Problem
@@ -43,6 +45,7 @@ class AdapterMachine:
         self,
         bundle: Bundle,
         configurations: Configurations,
+        lineage: ModelLineage,
         worker: Worker,
         budget: StepBudget,
         metrics: Metrics,
@@ -56,6 +59,7 @@ class AdapterMachine:
 
         Args:
             bundle, configurations, worker, budget, metrics: of the service.
+            lineage: the versions of the model.
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
@@ -63,6 +67,7 @@ class AdapterMachine:
         """
         self._bundle = bundle
         self._configurations = configurations
+        self._lineage = lineage
         self._worker = worker
         self._budget = budget
         self._steps = Steps(bundle, configurations, metrics, influence)
@@ -126,9 +131,8 @@ class AdapterMachine:
 
     async def deserialise(self, config: str, data: bytes) -> ClientState:
         """The state that `serialise` wrote, rounded as the budget of its writer asked for."""
-        if len(data) <= _QUICK:
-            return unpack(config, data)
-        return await asyncio.to_thread(unpack, config, data)
+        state = unpack(config, data) if len(data) <= _QUICK else await asyncio.to_thread(unpack, config, data)
+        return replace(state, state=self._lineage.adopted(state.state, config))
 
     def size(self, state: ClientState) -> int:
         """About how many bytes the exact state takes, here in memory and stored without a budget."""

@@ -25,6 +25,7 @@ from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.labelling import Examples
+from acclimate_service.compute.lineage import ModelLineage
 from acclimate_service.compute.worker import Admit, Worker
 from acclimate_service.errors import Problem
 from acclimate_store import Bundle
@@ -42,10 +43,13 @@ class NewStates:
     All methods await `admit` before they begin, and raise what it raises.
     """
 
-    def __init__(self, bundle: Bundle, configurations: Configurations, worker: Worker, budget: StepBudget) -> None:
+    def __init__(
+        self, bundle: Bundle, configurations: Configurations, lineage: ModelLineage, worker: Worker, budget: StepBudget
+    ) -> None:
         self._budget = budget
         self._bundle = bundle
         self._configurations = configurations
+        self._lineage = lineage
         self._worker = worker
 
     async def initial(self, configuration: str, admit: Admit) -> ClientState:
@@ -107,7 +111,7 @@ class NewStates:
             detail = f"the header of the state has {length} bytes; accepted are {MAX_STATE_HEADER}"
             raise Problem("invalid_state", detail)
         try:
-            state = State.from_bytes(data)
+            state = self._lineage.adopted(State.from_bytes(data), configuration)
             state.require(adapter.name, adapter.layout, self._bundle.model.content_hash)
         except StateCorrupt as error:
             raise Problem("invalid_state", f"{error}; send what GET /clients/{{id}}/state gave") from error

@@ -5,7 +5,18 @@ to a Redis or a Redis Cluster, `check` refuses one that could lose state, and `A
 say.
 """
 
-from acclimate_service.state.contract import Applied, Change, Earlier, Looked, Policy, Present, Request, Start, always
+from acclimate_service.state.contract import (
+    Applied,
+    Change,
+    Earlier,
+    Lineage,
+    Looked,
+    Policy,
+    Present,
+    Request,
+    Start,
+    always,
+)
 from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import (
     ClientDeleted,
@@ -56,6 +67,7 @@ __all__ = [
     "KeyReused",
     "KeyUsedBeforeDelete",
     "Limits",
+    "Lineage",
     "Link",
     "Looked",
     "OtherModel",

@@ -1,6 +1,6 @@
 """What a session is given, and what it answers: a machine that computes states, requests, and what became of them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -184,6 +184,54 @@ class Policy:
     journal: bool = True
     strict_engine: bool = False
     keep: int = 0
+
+
+class Lineage(Protocol):
+    """The versions of a model, of which one is served: what is of use of the states of the others.
+
+    A model scope is shared by all versions whose states may be of use to each other. Whether one is depends on its
+    configuration, since adapters differ in what they read beside the network.
+    """
+
+    @property
+    def version(self) -> str:
+        """Key of the version that is served (16 hex digits); empty if it is that of the scope."""
+        ...
+
+    @property
+    def earlier(self) -> Sequence[str]:
+        """Other scopes, in which clients may have been served before, the latest first."""
+        ...
+
+    def goes_on(self, config: str, version: str) -> bool:
+        """Whether a state of this configuration that was begun by that version is of use."""
+        ...
+
+    def inherited(self, config: str, scope: str) -> str:
+        """What a client begins anew with that had this configuration in that scope; empty for that of new clients."""
+        ...
+
+
+class Alone(Lineage):
+    """There was no other version."""
+
+    @property
+    def version(self) -> str:
+        """That of the scope."""
+        return ""
+
+    @property
+    def earlier(self) -> Sequence[str]:
+        """None."""
+        return ()
+
+    def goes_on(self, config: str, version: str) -> bool:
+        """It is."""
+        return True
+
+    def inherited(self, config: str, scope: str) -> str:
+        """The same."""
+        return config
 
 
 class Observer(Protocol):

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic
 
-from acclimate_service.state.contract import Machine, Observer, Policy, Present, S, Silent, Status
+from acclimate_service.state.contract import (
+    Alone,
+    Lineage,
+    Machine,
+    Observer,
+    Policy,
+    Present,
+    S,
+    Silent,
+    Status,
+)
 from acclimate_service.state.errors import StateError
 from acclimate_service.state.journal import Fenced, Flipped, Stale
 from acclimate_service.state.limits import Limits
@@ -84,6 +94,7 @@ class Context(Generic[S]):
         nonce: names this session in its fences.
         replays: of all sessions of the replica.
         places: of all clients; None where nobody counts them.
+        lineage: the versions of the model.
     """
 
     store: StateStore
@@ -97,6 +108,7 @@ class Context(Generic[S]):
     nonce: str = field(default_factory=new_id)
     replays: ReplayQueue = field(default_factory=ReplayQueue)
     places: Places | None = None
+    lineage: Lineage = field(default_factory=Alone)
 
     @property
     def long_ago(self) -> float:

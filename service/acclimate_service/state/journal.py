@@ -131,7 +131,15 @@ class Journal:
         self._chunks = Chunks(wire, limits)
 
     async def open(
-        self, client: ClientScope, model: str, basis: Basis, nonce: str, config: str, *, force: bool = False
+        self,
+        client: ClientScope,
+        model: str,
+        basis: Basis,
+        nonce: str,
+        config: str,
+        version: str = "",
+        *,
+        force: bool = False,
     ) -> OpenOutcome:
         """Take the lease and a new fence, and create the client if there is none.
 
@@ -141,6 +149,7 @@ class Journal:
             basis: its life must be the present one; if its snapshot is too, the TTLs are extended.
             nonce: names the opener: its own lease does not stop it.
             config: adapter and hyper-parameters of a client that is created.
+            version: key of the model version that it is created by; empty for that of the scope.
             force: take the lease from another replica.
         """
         keys = (
@@ -160,6 +169,7 @@ class Journal:
             config,
             self._limits.lease_ms,
             self._limits.state_ttl_ms,
+            version,
         )
         return open_outcome(await self._wire.run(OPEN, keys, args))
 

@@ -13,7 +13,7 @@ from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import Contended, StateError
 from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter, Track
 from acclimate_service.state.journal import Busy, Opened
-from acclimate_service.state.records import Basis, Head, Loaded
+from acclimate_service.state.records import Basis, Committed, Head, Loaded
 from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.replay import Replay
 from acclimate_service.state.tasks import Tasks
@@ -140,6 +140,8 @@ class Reader(Generic[S]):
             head = loaded.head
             if head is None:
                 return await self._cold(loaded.basis)
+            if self.is_outdated(head):
+                return await self._anew(loaded, head, changing=batch is not None)
             if self.restoring is not None:
                 await self.restoring.result()  # perhaps of another version: then it is where the next one begins
                 continue
@@ -169,8 +171,12 @@ class Reader(Generic[S]):
         self.recomputing = None
         return found
 
-    async def open(self, basis: Basis) -> Opened | None:
-        """Open the journal for writing; None: the client changed, read it again.
+    def is_outdated(self, head: Head) -> bool:
+        """Whether what is stored is of no use, since it was made by another version of the model."""
+        return not self._context.lineage.goes_on(head.config, head.version)
+
+    async def open(self, basis: Basis, config: str) -> Opened | None:
+        """Open the journal for writing, of a new client under this configuration; None: it changed, read it again.
 
         Its lease is waited for at most `steal_after_ms`, then taken. Its holder is asked for it, who gives it back at
         once between two batches.
@@ -182,7 +188,7 @@ class Reader(Generic[S]):
         while True:
             left = deadline - clock()
             outcome = await context.store.journal.open(
-                context.client, context.model, basis, context.nonce, context.policy.config, force=left <= 0
+                context.client, context.model, basis, context.nonce, config, context.lineage.version, force=left <= 0
             )
             if not isinstance(outcome, Busy):
                 break
@@ -230,11 +236,52 @@ class Reader(Generic[S]):
 
     async def _cold(self, basis: Basis) -> Held[S]:
         context, life = self._context, basis.life
-        config = context.policy.config
+        chosen, paused = await self._inherited() if life else ("", False)
+        config = chosen or context.policy.config
         state = await context.machine.initial(config)
         lost = 0 if life else self._memory.vanished(context.long_ago)
         status: Status = "rolled_back" if lost else "cold"
-        return Held(life, 0, "", config, state, Track(sid=basis.sid), context.long_ago, status, lost)
+        track = Track(sid=basis.sid)
+        return Held(life, 0, "", config, state, track, context.long_ago, status, lost, paused=paused)
+
+    async def _inherited(self) -> tuple[str, bool]:
+        """What the client chose under an earlier version of the model, empty for nothing; whether it is paused."""
+        context = self._context
+        for scope in context.lineage.earlier:
+            found = await context.store.describe(context.client, scope)
+            if found is not None:
+                return context.lineage.inherited(found.config, scope), found.paused
+        return "", False
+
+    async def _anew(self, loaded: Loaded, head: Head, *, changing: bool) -> Held[S] | None:
+        """The initial state in the place of a stored one that is of no use; None: it moved.
+
+        Args:
+            loaded, head: what was found.
+            changing: whether a batch is to be folded in; the stored one is reset first, since a journal may follow it.
+        """
+        context, basis = self._context, loaded.basis
+        config = context.lineage.inherited(head.config, context.model) or context.policy.config
+        if changing:
+            version = context.lineage.version
+            done = await context.store.reset_from(context.client, context.model, basis, config, version)
+            if not isinstance(done, Committed):
+                return None
+            basis = done.basis
+        state = await context.machine.initial(config)
+        track = Track(basis.seq, basis.sid, stale=not changing)
+        return Held(
+            life=basis.life,
+            seq=basis.seq,
+            tag=basis.tag,
+            config=config,
+            state=state,
+            track=track,
+            touched=context.long_ago,
+            status="reset",
+            number=head.number,
+            paused=head.paused,
+        )
 
     async def _restore(
         self, flight: Flight[S, Held[S] | None], loaded: Loaded, head: Head, opens: bool
@@ -254,10 +301,10 @@ class Reader(Generic[S]):
         context, life = self._context, loaded.life
         for _ in range(context.limits.tries):
             head, fence = loaded.head, ""
-            opened = await self.open(loaded.basis) if opens else None
+            opened = await self.open(loaded.basis, head.config) if opens and head else None
             if opened is not None:
                 head, fence = opened.head, opened.head.fence
-            if head is None or loaded.life != life:
+            if head is None or loaded.life != life or self.is_outdated(head):
                 return None
             try:
                 held = None if opens and not opened else await self._replayed(flight, life, head, fence)

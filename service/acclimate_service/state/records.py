@@ -32,6 +32,7 @@ class Head:
         journal_entries, journal_bytes: size of the journal since `base`.
         number: of the newest numbered batch that was applied; 0 if none was.
         paused: True where batches are answered and not folded in.
+        version: key of the model version that the state was begun by; empty for that of the scope.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Head:
     journal_bytes: int
     number: int = 0
     paused: bool = False
+    version: str = ""
 
     @property
     def has_state(self) -> bool:
@@ -471,4 +473,5 @@ def _parse(fields: dict[bytes, bytes]) -> Head:
         journal_bytes=int(fields[b"jb"]),
         number=int(fields.get(b"num", b"0")),
         paused=fields.get(b"paused") == b"1",
+        version=fields.get(b"ver", b"").decode(),
     )

@@ -46,7 +46,7 @@ class Repeats(Generic[S]):
         if repeat.model != self._context.model:
             raise OtherModel("this key was used for a batch of another model, whose answer is not stored", "unknown")
         head = loaded.head
-        if head is None or not head.base < repeat.seq <= head.seq:
+        if head is None or not head.base < repeat.seq <= head.seq or self._reader.is_outdated(head):
             return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
         if loaded.lease and repeat.seq == head.seq and not loaded.lease.fence.endswith("." + self._context.nonce):
             raise RequestRunning("another replica is computing this request", loaded.lease.ms)

@@ -295,7 +295,9 @@ class Session(Generic[S]):
         self.drop()
         context = self._context
         attempt = Attempt(request.rid, request.fingerprint, request.number)
-        outcome = await context.store.reset(context.client, context.model, attempt, config, paused)
+        outcome = await context.store.reset(
+            context.client, context.model, attempt, config, paused, version=context.lineage.version
+        )
         match outcome:
             case Committed(seq=seq, life=life):
                 return Applied(seq, life, context.model, None, status="reset")
@@ -413,8 +415,10 @@ class Session(Generic[S]):
                 "changed; accepted is any higher number, or the Idempotency-Key under which this batch was sent first"
             )
         restored = await self._reader.restore(loaded, work if isinstance(work, Batch) else None)
-        if visit.stops_at(restored):
-            return None  # look again: it was paused meanwhile
+        if restored and visit.stops_at(restored):
+            if restored.seq:
+                return None  # look again: it was paused meanwhile
+            raise Paused("the client was paused under an earlier version of the model; nothing was changed")
         return restored if restored and not _late(request, restored.number) else None
 
     def _fresh(self, visit: _Visit) -> Held[S] | None:

@@ -35,7 +35,7 @@ from acclimate_service.state.records import (
     reset_outcome,
 )
 from acclimate_service.state.redis.announcements import DROP
-from acclimate_service.state.redis.keys import ClientScope, new_id
+from acclimate_service.state.redis.keys import ClientScope, new_id, random_rid
 from acclimate_service.state.redis.scripts import COMMIT, DELETE, DESCRIBE, LOAD, MEND, RESET
 from acclimate_service.state.redis.wire import Argument, Wire
 
@@ -154,6 +154,7 @@ class StateStore:
         paused: bool | None = None,
         keep: int = 0,
         back: int = 0,
+        version: str = "",
     ) -> CommitOutcome:
         """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
 
@@ -171,6 +172,7 @@ class StateStore:
             keep: how many earlier states to keep, the one that is replaced among them if it is time for one; 0 leaves
                 them as they are.
             back: version that the state is again: what was kept of it and since is forgotten; 0 for something new.
+            version: key of the model version that made the state; empty for that of the scope.
         """
         limits = self._limits
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
@@ -217,11 +219,19 @@ class StateStore:
             keep,
             limits.keep_every_ms,
             back,
+            version,
         )
         return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
     async def reset(
-        self, client: ClientScope, model: str, attempt: Attempt, config: str = "", paused: bool | None = None
+        self,
+        client: ClientScope,
+        model: str,
+        attempt: Attempt,
+        config: str = "",
+        paused: bool | None = None,
+        *,
+        version: str = "",
     ) -> ResetOutcome:
         """Go back to the initial state, at a new version.
 
@@ -231,6 +241,7 @@ class StateStore:
             attempt: the request; sending it again does not reset again.
             config: new adapter and hyper-parameters; empty keeps the present ones.
             paused: as in `commit`.
+            version: key of the model version that begins it; empty for that of the scope.
 
         Returns:
             Conflict only after `tries` attempts that all met another change.
@@ -239,7 +250,7 @@ class StateStore:
         refused: Conflict | Absent = Conflict(basis.life, None)
         for _ in range(self._limits.tries):
             with doubt:
-                outcome = await self._reset(client, model, basis, attempt, config, paused)
+                outcome = await self._reset(client, model, basis, attempt, config, paused, version)
             if not isinstance(outcome, Conflict | Absent):
                 return outcome
             refused = outcome
@@ -249,6 +260,12 @@ class StateStore:
             basis = outcome.basis
             await self._pause()
         return replace(refused, committed=doubt.committed)
+
+    async def reset_from(
+        self, client: ClientScope, model: str, basis: Basis, config: str, version: str
+    ) -> ResetOutcome:
+        """Go back to the initial state, unless another change came since `basis`; arguments as in `reset`."""
+        return await self._reset(client, model, basis, Attempt(random_rid(), ""), config, None, version, compare=True)
 
     async def delete(self, client: ClientScope) -> DeleteOutcome:
         """Remove a client from every model scope; deleting it again does nothing.
@@ -299,7 +316,16 @@ class StateStore:
         await self._wire.aclose()
 
     async def _reset(
-        self, client: ClientScope, model: str, basis: Basis, attempt: Attempt, config: str, paused: bool | None
+        self,
+        client: ClientScope,
+        model: str,
+        basis: Basis,
+        attempt: Attempt,
+        config: str,
+        paused: bool | None,
+        version: str,
+        *,
+        compare: bool = False,
     ) -> ResetOutcome:
         keys = (
             client.registry,
@@ -322,6 +348,8 @@ class StateStore:
             self._limits.state_ttl_ms,
             self._limits.key_ttl_ms,
             _flag(paused),
+            version,
+            *((basis.tag,) if compare else ()),
         )
         return reset_outcome(await self._wire.run(RESET, keys, args), attempt)
 

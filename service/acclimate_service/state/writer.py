@@ -106,9 +106,10 @@ class Writer(Generic[S]):
                 config=change.config,
                 answer=change.answer,
                 inline=inline,
-                paused=change.paused,
+                paused=change.paused if held.seq or change.paused is not None else held.paused or None,
                 keep=keep,
                 back=change.back,
+                version=context.lineage.version,
             )
         context.observer.wrote("full", _name(outcome))
         if not isinstance(outcome, Committed):
@@ -173,7 +174,7 @@ class Writer(Generic[S]):
     async def _opened(self, held: Held[S]) -> Held[S] | None:
         """The same state, with the journal open; None: it is not the newest one any more."""
         with self._kept(held, asyncio.CancelledError):
-            opened = await self._reader.open(held.basis)
+            opened = await self._reader.open(held.basis, held.config)
         if opened is None or opened.head.tag != held.tag or (held.seq and opened.head.sid != held.track.sid):
             return None
         held.track.fence, held.track.sid = opened.head.fence, opened.head.sid

@@ -21,6 +21,8 @@ def everything(redis):
             found += [piece for pair in redis.hgetall(key).items() for piece in pair]
         elif kind == b"zset":
             found += redis.zrange(key, 0, -1)
+        elif kind == b"list":
+            found += redis.lrange(key, 0, -1)
         else:
             pytest.fail(f"{key} is a {kind}, which this scan does not know")
     return b"\n".join(found)

@@ -46,7 +46,7 @@ def cohorts(replica):
 
 
 def cohort_keys(replica):
-    return {key.rpartition(b"}:")[2].decode() for key in replica.redis.keys("acc:{default/~*}:*")}
+    return {key.rpartition(b"}:")[2].decode() for key in replica.redis.keys(f"acc:{{default/~{model_of(replica)}}}:*")}
 
 
 def fill(replica, stream, clients, batches=1):
@@ -214,7 +214,10 @@ def test_layers_are_verified_and_everything_expires(make_member, stream):
     fill(replica, stream, 2)
     a_round(replica)
     assert cohort_keys(replica) >= {"m", "c"}
-    ttls = {key.rpartition(b"}:")[2]: replica.redis.pttl(key) for key in replica.redis.keys("acc:{default/~*}:*")}
+    ttls = {
+        key.rpartition(b"}:")[2]: replica.redis.pttl(key)
+        for key in replica.redis.keys(f"acc:{{default/~{model_of(replica)}}}:*")
+    }
     assert min(ttls.values()) > 0
     (layers,) = (key for key in replica.redis.keys("acc:{default/~*}:s:*"))
     assert ttls[b"c"] < replica.redis.pttl(layers)

@@ -137,6 +137,11 @@ local function remember(keys, ask, model, seq, life, now, key_ttl)
   expire_together(now + key_ttl, keys.markers, keys.marker_times)
 end
 
+-- The model version that a state was begun by. For that of the scope nothing is noted.
+local function note_version(keys, version)
+  if version == '' then redis.call('HDEL', keys.head, 'ver') else redis.call('HSET', keys.head, 'ver', version) end
+end
+
 -- The number of the newest numbered batch. One without a number leaves it.
 local function count_to(keys, number)
   if number ~= '0' then redis.call('HSET', keys.head, 'num', number) end

@@ -10,6 +10,7 @@ local sid, chunks, state, length, digest, config, answer = unpack(ARGV, 9, 15)
 local state_ttl, key_ttl, key_min = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
 local key_cap, answer_bytes, number, paused = tonumber(ARGV[19]), tonumber(ARGV[20]), ARGV[21], ARGV[22]
 local most, every, back = tonumber(ARGV[23]), tonumber(ARGV[24]), tonumber(ARGV[25])
+local version = ARGV[26]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -28,6 +29,7 @@ seq = whole((seq or 0) + 1)
 redis.call('HSET', keys.head, 'v', '1', 'seq', seq, 'tag', ask.tag, 'base', seq, 'st', state, 'snap', sid, 'n', chunks,
   'len', length, 'sum', digest, 'cfg', config, 'jn', '0', 'jb', '0', 'model', model, 'at', whole(now))
 redis.call('HSETNX', keys.head, 'fence', '')
+note_version(keys, version)
 count_to(keys, number)
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
 keep_states(keep, keys.old_snapshot, state_ttl)

@@ -2,7 +2,7 @@
 
 local keys = {registry = KEYS[1], head = KEYS[2], journal = KEYS[3], lease = KEYS[4], snapshot = KEYS[5]}
 local life, nonce, force, sid, new_life, model, config = unpack(ARGV, 1, 7)
-local lease_ms, state_ttl = tonumber(ARGV[8]), tonumber(ARGV[9])
+local lease_ms, state_ttl, version = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_life(registry, life, keys.head)
@@ -26,6 +26,7 @@ redis.call('HSET', keys.head, 'fence', new_fence)
 if not fence then
   redis.call('HSET', keys.head, 'v', '1', 'seq', '0', 'tag', '', 'base', '0', 'st', '', 'snap', '', 'n', '0',
     'len', '0', 'sum', '', 'cfg', config, 'jn', '0', 'jb', '0', 'model', model)
+  note_version(keys, version)
   redis.call('UNLINK', keys.journal, keys.snapshot) -- those of a head which expired before its parts
   life = live(registry, keys, new_life)
   redis.call('HSET', keys.registry, 'm:' .. model, '')

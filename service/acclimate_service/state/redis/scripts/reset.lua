@@ -1,4 +1,5 @@
 -- Back to the initial state at a new version. It carries a marker: a re-sent reset must not wipe what came after it.
+-- Where a tag is given, it wipes nothing that came after the change of that tag either.
 
 local keys = {
   registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4],
@@ -7,13 +8,14 @@ local keys = {
 local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local sid, model, config = unpack(ARGV, 5, 7)
 local state_ttl, key_ttl, paused = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
+local version, basis_tag = ARGV[11], ARGV[12]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
 if refusal then return refusal end
-local seq, snap, fence = unpack(redis.call('HMGET', keys.head, 'seq', 'snap', 'fence'))
+local seq, snap, fence, tag = unpack(redis.call('HMGET', keys.head, 'seq', 'snap', 'fence', 'tag'))
 if not seq then return {'ABSENT'} end
-if snap ~= sid then return conflict(registry, keys.head) end
+if snap ~= sid or (basis_tag and tag ~= basis_tag) then return conflict(registry, keys.head) end
 
 local opened = tonumber(string.match(fence, '^(%d+)')) or 0
 seq = whole(seq + 1)
@@ -22,6 +24,7 @@ seq = whole(seq + 1)
 redis.call('UNLINK', keys.journal, keys.lease, keys.snapshot)
 redis.call('HSET', keys.head, 'seq', seq, 'tag', ask.tag, 'base', seq, 'st', '', 'snap', '', 'n', '0', 'len', '0',
   'sum', '', 'jn', '0', 'jb', '0', 'fence', whole(opened + 1) .. '.' .. ask.tag)
+note_version(keys, version)
 if config ~= '' then redis.call('HSET', keys.head, 'cfg', config) end
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
 redis.call('HSET', keys.registry, 'm:' .. model, '')
