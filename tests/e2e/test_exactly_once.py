@@ -8,8 +8,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from exactly_once.callers import Caller, Ledger
+from exactly_once.changes import Changer
 from exactly_once.fleet import Fleet
 from exactly_once.run import run
+from exactly_once.streams import batches, load_bundle
 
 from acclimate_client import Client
 
@@ -25,6 +28,34 @@ def test_every_batch_is_applied_once_and_answered_as_in_a_serial_run_whatever_is
     print(report)
     assert report.ledger.batches == BATCHES
     assert report.verdict.violations == []
+
+
+class Doubling:
+    """An SDK that sends one kind of call twice, as if it were another one."""
+
+    def __init__(self, sdk, kind):
+        self._sdk = sdk
+        self._kind = kind
+
+    def __getattr__(self, name):
+        call = getattr(self._sdk, name)
+        if name != self._kind:
+            return call
+
+        def twice(*args, **options):
+            call(*args, **{**options, "idempotency_key": None})
+            return call(*args, **options)
+
+        return twice
+
+
+def test_what_is_applied_twice_is_seen(serve):
+    url, bundle, sent = serve().url, load_bundle(), batches(0, 3)
+    for kind in ("none", "predict", "feedback", "reset", "import_state"):
+        ledger = Ledger()
+        with Client(url) as sdk:
+            Changer(Caller(Doubling(sdk, kind), ledger, ""), f"double-{kind}", sent, bundle).run("", 5)
+        assert bool(ledger.violations) == (kind != "none"), (kind, ledger.violations)
 
 
 def keep_sending(url, client, images, over):

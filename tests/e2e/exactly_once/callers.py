@@ -93,7 +93,7 @@ class Caller:
 
     def __init__(self, sdk: Client, ledger: Ledger, seed: str) -> None:
         self._sdk = sdk
-        self._ledger = ledger
+        self.ledger = ledger
         self._rng = random.Random(seed)
 
     def run(self, works: Sequence[Work]) -> None:
@@ -110,15 +110,15 @@ class Caller:
         with suppress(AcclimateClientError):
             for number in self._rng.sample(range(len(work.batches)), min(REPEATS, len(work.batches))):
                 self._send(work, number, alone=False)
-            return self._insist(lambda: self._sdk.get(work.client).state.version, work.client)[0]
+            return self.insist(lambda sdk: sdk.get(work.client).state.version, work.client)[0]
         return 0
 
     def _begin(self, work: Work) -> None:
-        def configure() -> int:
+        def configure(sdk: Client) -> int:
             key = f"{work.client}-configure"
-            return self._sdk.configure(work.client, work.adapter, idempotency_key=key).state.version
+            return sdk.configure(work.client, work.adapter, idempotency_key=key).state.version
 
-        self._ledger.started[work.client] = 0 if work.adapter == "atp" else self._insist(configure, work.client)[0]
+        self.ledger.started[work.client] = 0 if work.adapter == "atp" else self.insist(configure, work.client)[0]
 
     def _send_group(self, work: Work, turn: int, pool: ThreadPoolExecutor) -> None:
         numbers = work.groups[turn] if turn < len(work.groups) else ()
@@ -130,8 +130,8 @@ class Caller:
         """Send a batch until it is acknowledged; `alone`: nobody else sends it, or did."""
         what = f"{work.client}-{number}"
 
-        def predict() -> Acknowledgement:
-            done = self._sdk.predict(
+        def predict(sdk: Client) -> Acknowledgement:
+            done = sdk.predict(
                 work.client,
                 work.batches[number],
                 probabilities=True,
@@ -140,21 +140,21 @@ class Caller:
             )
             return Acknowledgement(work.client, number, done.state.version, done.state.replayed, done.probabilities)
 
-        answer, doubt = self._insist(predict, what)
-        self._ledger.acknowledge(answer)
+        answer, doubt = self.insist(predict, what)
+        self.ledger.acknowledge(answer)
         if alone and not doubt and answer.replayed != "none":
-            self._ledger.violations.append(f"{what} was applied by a request that was told that it was not")
+            self.ledger.violations.append(f"{what} was applied by a request that was told that it was not")
 
-    def _insist(self, call: Callable[[], T], what: str) -> tuple[T, bool]:
+    def insist(self, call: Callable[[Client], T], what: str) -> tuple[T, bool]:
         """The answer, and whether a failure before it may have changed something."""
         doubt, deadline = False, time.monotonic() + PATIENCE
         while True:
             try:
-                return call(), doubt
+                return call(self._sdk), doubt
             except AcclimateClientError as error:
-                self._ledger.fail(error)
+                self.ledger.fail(error)
                 doubt |= error.state_committed is not False
                 if not error.retryable or time.monotonic() > deadline:
-                    self._ledger.violations.append(f"{what} was refused for good: {error}")
+                    self.ledger.violations.append(f"{what} was refused for good: {error}")
                     raise
             time.sleep(self._rng.uniform(0, LONGEST_PAUSE))

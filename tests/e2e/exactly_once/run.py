@@ -11,6 +11,7 @@ from pathlib import Path
 
 from exactly_once import chaos, streams
 from exactly_once.callers import Caller, Ledger, Work, groups
+from exactly_once.changes import Changer
 from exactly_once.fleet import EXPECTED_ENDS, Fleet
 from exactly_once.verdict import Verdict, judge
 
@@ -20,6 +21,8 @@ REPLICAS: tuple[Mapping[str, int], ...] = ({"inline_max": 4096}, {}, {"inline_ma
 """One that keeps next to nothing inline, one as it comes, one that keeps everything: they must agree."""
 ADAPTERS = {"atp": 30, "fedcal": 10}
 CALLERS = 8
+CHANGERS = 4
+"""Clients that are labelled, configured, reset, given states and deleted between their batches."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,20 @@ def run(seed: int, batches: int, directory: Path) -> Report:
         sdks = [stack.enter_context(Client(fleet.balancer.url, max_retries=0)) for _ in range(CALLERS)]
         callers = [Caller(sdk, ledger, f"caller {seed} {number}") for number, sdk in enumerate(sdks)]
         shares = [works[number::CALLERS] for number in range(CALLERS)]
-        pool = stack.enter_context(ThreadPoolExecutor(CALLERS))
+        bundle = streams.load_bundle()
+        changers = [
+            Changer(callers[number], f"changing-{number}", streams.batches(number, 20), bundle)
+            for number in range(CHANGERS)
+        ]
+        pool = stack.enter_context(ThreadPoolExecutor(CALLERS + CHANGERS))
         with blows.during(chaos.plan(seed, total), lambda: ledger.batches):
+            changing = [pool.submit(each.run, f"changes {seed}", batches // 50) for each in changers]
             list(pool.map(Caller.run, callers, shares))
+            for each in changing:
+                each.result()
         versions = {work.client: callers[0].close_up(work) for work in works}
         refusals = fleet.balancer.failures()
-    verdict = judge(works, ledger, versions, streams.load_bundle())
+    verdict = judge(works, ledger, versions, bundle)
     strange = set(fleet.ends) - set(EXPECTED_ENDS.values())
     verdict.violations += [f"a replica ended by itself, {end}" for end in strange]
     return Report(seed, time.monotonic() - began, ledger, blows.dealt, fleet.ends, refusals, verdict)

@@ -6,7 +6,7 @@ import numpy as np
 from exactly_once.processes import ROOT
 from numpy.typing import NDArray
 
-from acclimate_adapters import create, guarded_step
+from acclimate_adapters import State, create, guarded_step
 from acclimate_store import Bundle, Catalogue, load_streams
 
 Images = NDArray[np.uint8]
@@ -27,9 +27,13 @@ def batches(client: int, number: int) -> list[Images]:
 
 def serial(bundle: Bundle, adapter: str, batches: Iterable[Images]) -> Iterator[NDArray[np.float64]]:
     """Probabilities of each batch, one after the other."""
-    method = create(adapter)
-    state = method.init(bundle.model)
+    state = create(adapter).init(bundle.model)
     for images in batches:
-        step = guarded_step(method, bundle.model, state, bundle.prepare(images))
-        state = step.state
-        yield step.logits.double().softmax(dim=-1).numpy()
+        state, probabilities = step(bundle, adapter, state, images)
+        yield probabilities
+
+
+def step(bundle: Bundle, adapter: str, state: State, images: Images) -> tuple[State, NDArray[np.float64]]:
+    """The state after one more batch, and the batch's probabilities."""
+    done = guarded_step(create(adapter), bundle.model, state, bundle.prepare(images))
+    return done.state, done.logits.double().softmax(dim=-1).numpy()
