@@ -9,8 +9,7 @@ from acclimate_service.federated.cohort import Round
 from acclimate_service.service import open_service
 from acclimate_service.serving import new_event_loop, serve
 from acclimate_service.settings import Settings, SettingsError, read_settings
-from acclimate_service.state import StateError
-from acclimate_service.state.redis.embedded import EmbeddedRedisError, running_at
+from acclimate_service.state import EmbeddedRedisError, StateError, running_at
 from acclimate_service.trials.advice import AdviceError, advise, fetch_evidence
 
 ERRORS: Final = (SettingsError, AcclimateError, StateError, EmbeddedRedisError, AdviceError)

@@ -44,6 +44,7 @@ from acclimate_service.state import (
     Announcements,
     ClientScope,
     Context,
+    EmbeddedRedis,
     Limits,
     Link,
     Places,
@@ -59,7 +60,6 @@ from acclimate_service.state import (
     connect,
     new_id,
 )
-from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
 from acclimate_service.trials.promotion import Champion, PairedTrial
 from acclimate_store import Bundle, BundleKey, Catalogue

@@ -22,11 +22,11 @@ from acclimate_service.state import (
     ClientScope,
     ClientUnknown,
     Description,
+    Doubt,
     Present,
     StateError,
     VersionUnknown,
 )
-from acclimate_service.state.errors import Doubt
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from acclimate_service.guard.evidence import Counts, accuracy, verdict
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Decision
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import Batch, ClientScope, ClientUnknown, Paused
-from acclimate_service.state.records import Head
+from acclimate_service.state import Batch, ClientScope, ClientUnknown, Head, Paused
 
 
 class Feedback:

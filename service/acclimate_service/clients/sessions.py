@@ -15,9 +15,16 @@ from acclimate_service.clients.requests import ClientRequest, too_late
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.metrics import Background
-from acclimate_service.state import ClientScope, KeyReused, Request, RequestRunning, Session, StateError
-from acclimate_service.state.redis.wire import DEADLINE
-from acclimate_service.state.tasks import Tasks
+from acclimate_service.state import (
+    DEADLINE,
+    ClientScope,
+    KeyReused,
+    Request,
+    RequestRunning,
+    Session,
+    StateError,
+    Tasks,
+)
 
 _log = logging.getLogger(__name__)
 ClientSession: TypeAlias = Session[ClientState]

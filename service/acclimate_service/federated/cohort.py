@@ -41,11 +41,11 @@ from acclimate_service.state import (
     StateUnreadable,
     StoreFull,
     StoreUnavailable,
+    Tasks,
     always,
     new_id,
     random_rid,
 )
-from acclimate_service.state.tasks import Tasks
 
 _PATIENCE_S = 60.0
 """Longest wait for a client whose batches are being answered."""

@@ -12,11 +12,17 @@ from typing import Final
 
 import orjson
 
-from acclimate_service.state.encoding import hashing
-from acclimate_service.state.errors import Contended, StateCorrupt
-from acclimate_service.state.limits import Limits
-from acclimate_service.state.records import Snapshot
-from acclimate_service.state.redis.keys import check_model, new_id
+from acclimate_service.state import (
+    Argument,
+    Contended,
+    Limits,
+    Snapshot,
+    StateCorrupt,
+    Wire,
+    check_model,
+    hashing,
+    new_id,
+)
 from acclimate_service.state.redis.scripts import (
     COHORT_CHUNK,
     COHORT_FLIP,
@@ -26,7 +32,6 @@ from acclimate_service.state.redis.scripts import (
     COHORT_SETTLE,
     RELEASE,
 )
-from acclimate_service.state.redis.wire import Argument, Wire
 
 INDEX_CAP: Final = 1024
 """Clients in the index of active ones."""

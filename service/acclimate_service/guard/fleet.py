@@ -9,8 +9,7 @@ from acclimate_service.guard.evidence import ALPHA, CLIENTS, Counts, Pooled
 from acclimate_service.guard.policy import EVERY, Decision, Policy, by_policy, decide
 from acclimate_service.guard.pools import Pools, Share
 from acclimate_service.metrics import Background
-from acclimate_service.state import ClientScope, StateError
-from acclimate_service.state.tasks import Tasks
+from acclimate_service.state import ClientScope, StateError, Tasks
 
 REFRESH_S: Final = 2.0
 """Age of what was heard above which a batch has it refreshed; the batch does not wait for that."""

@@ -16,9 +16,7 @@ from hashlib import blake2b, sha256
 from typing import Final
 
 from acclimate_service.guard.evidence import WEIGHT, Counts
-from acclimate_service.state import ClientScope, Limits, StoreUnavailable, Wire
-from acclimate_service.state.errors import ForeignValue
-from acclimate_service.state.redis.keys import check_model
+from acclimate_service.state import ClientScope, ForeignValue, Limits, StoreUnavailable, Wire, check_model
 from acclimate_service.state.redis.scripts import POOL_FORGET, POOL_RESET, POOL_TELL
 
 MOST_CLIENTS: Final = 256

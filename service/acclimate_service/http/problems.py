@@ -22,6 +22,7 @@ from acclimate_service.state import (
     ClientDeleted,
     ClientUnknown,
     Contended,
+    ForeignValue,
     JournalFull,
     KeyReused,
     KeyUsedBeforeDelete,
@@ -34,9 +35,9 @@ from acclimate_service.state import (
     StateUnreadable,
     StepFailed,
     StoreFull,
+    TooManyClients,
     VersionUnknown,
 )
-from acclimate_service.state.errors import ForeignValue, TooManyClients
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -17,11 +17,13 @@ from acclimate_service.state.contract import (
     Start,
     always,
 )
-from acclimate_service.state.encoding import Batch
+from acclimate_service.state.encoding import Batch, hashing
 from acclimate_service.state.errors import (
     ClientDeleted,
     ClientUnknown,
     Contended,
+    Doubt,
+    ForeignValue,
     JournalFull,
     KeyReused,
     KeyUsedBeforeDelete,
@@ -35,24 +37,29 @@ from acclimate_service.state.errors import (
     StepFailed,
     StoreFull,
     StoreUnavailable,
+    TooManyClients,
     VersionUnknown,
 )
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.places import Places
-from acclimate_service.state.records import Description, Kept
+from acclimate_service.state.records import Description, Head, Kept, Snapshot
 from acclimate_service.state.redis.announcements import Announcements
 from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
-from acclimate_service.state.redis.keys import ClientScope, fingerprint, new_id, random_rid
+from acclimate_service.state.redis.embedded import EmbeddedRedis, EmbeddedRedisError, running_at
+from acclimate_service.state.redis.keys import ClientScope, check_model, fingerprint, new_id, random_rid
 from acclimate_service.state.redis.link import Link
-from acclimate_service.state.redis.wire import Wire, connect
+from acclimate_service.state.redis.wire import DEADLINE, Argument, Wire, connect
 from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.session import Session
 from acclimate_service.state.store import StateStore
+from acclimate_service.state.tasks import Tasks
 
 __all__ = [
+    "DEADLINE",
     "Announcements",
     "Applied",
+    "Argument",
     "Batch",
     "Change",
     "ClientDeleted",
@@ -61,7 +68,12 @@ __all__ = [
     "Contended",
     "Context",
     "Description",
+    "Doubt",
     "Earlier",
+    "EmbeddedRedis",
+    "EmbeddedRedisError",
+    "ForeignValue",
+    "Head",
     "JournalFull",
     "Kept",
     "KeyReused",
@@ -81,6 +93,7 @@ __all__ = [
     "Request",
     "RequestRunning",
     "Session",
+    "Snapshot",
     "Start",
     "StateCorrupt",
     "StateError",
@@ -90,13 +103,18 @@ __all__ = [
     "StoreFacts",
     "StoreFull",
     "StoreUnavailable",
+    "Tasks",
+    "TooManyClients",
     "VersionUnknown",
     "Wire",
     "always",
     "check",
+    "check_model",
     "check_windows",
     "connect",
     "fingerprint",
+    "hashing",
     "new_id",
     "random_rid",
+    "running_at",
 ]

@@ -22,8 +22,7 @@ from acclimate_service.errors import Problem
 from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Background
-from acclimate_service.state import Batch, ClientDeleted, Contended, RequestRunning
-from acclimate_service.state.tasks import Tasks
+from acclimate_service.state import Batch, ClientDeleted, Contended, RequestRunning, Tasks
 from acclimate_service.trials.promotion import PairedTrial, derived
 
 _MOST_WAITING: Final = 32
