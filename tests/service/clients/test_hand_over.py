@@ -1,8 +1,11 @@
 """A client whose next batch comes to another replica, as under a balancer that does not keep clients where they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from acclimate_service import service
 from acclimate_service.state.redis.announcements import HAND_OVER
 
 
@@ -13,10 +16,19 @@ def pair(make_replica):
     return first, make_replica(redis_url=first.service.settings.redis_url, strict_replay=True)
 
 
+@pytest.fixture
+def patience(monkeypatch):
+    """Nobody takes a lease that is not given back, however busy the machine is."""
+    limits = service._limits
+    patient = {"lease_ms": 60_000, "steal_after_ms": 25_000}
+    monkeypatch.setattr(service, "_limits", lambda settings: replace(limits(settings), **patient))
+
+
 def opened(replica, lease):
     return replica.metric(f'acclimate_state_opens_total{{lease="{lease}"}}')
 
 
+@pytest.mark.usefixtures("patience")
 def test_an_idle_replica_hands_its_client_over_at_once(pair, stream):
     batches = stream(0, 6)
     with pair[0].sdk() as one, pair[1].sdk() as other:
@@ -29,6 +41,7 @@ def test_an_idle_replica_hands_its_client_over_at_once(pair, stream):
     assert (opened(pair[0], "free"), opened(pair[1], "free")) == (3, 3), "nobody waited for the lease to end"
 
 
+@pytest.mark.usefixtures("patience")
 def test_the_answers_are_those_of_one_replica(pair, make_replica, stream):
     batches = stream(0, 4)
     with pair[0].sdk() as one, pair[1].sdk() as other:
@@ -51,6 +64,7 @@ def test_a_client_at_work_is_not_handed_over_but_taken_after_a_while(pair, strea
     assert opened(pair[0], "stolen") == 0
 
 
+@pytest.mark.usefixtures("patience")
 def test_what_nobody_should_have_said_disturbs_no_hand_over(pair, stream):
     batches = stream(0, 4)
     with pair[0].sdk() as one, pair[1].sdk() as other:

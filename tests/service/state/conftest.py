@@ -151,6 +151,11 @@ class Replica:
         looked = await self.session.look(batch_of(PROBE))
         return looked.seq, looked.answer
 
+    async def settled(self) -> None:
+        """Wait until nothing goes on in the background, such as the storing of an answer."""
+        while running := set(self.session._tasks._running):
+            await asyncio.wait(running)
+
     async def head(self) -> Head | None:
         return (await self.store.load(self.client, self.model)).head
 

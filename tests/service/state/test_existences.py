@@ -34,7 +34,8 @@ async def seeded(request, make_replica):
     if request.param == "snapshot":
         await first.session.evict()
         assert (await first.head()).snapshot is not None
-    await asyncio.sleep(0.03)
+    await first.settled()
+    await asyncio.sleep(0.03)  # its lease ends
     return make
 
 
@@ -134,7 +135,8 @@ async def test_a_repeat_that_was_found_applied_is_never_said_to_have_changed_not
 ):
     owner = make_replica(LARGE, lease_ms=20, answer_max=1)
     await owner.apply(b"1", key="k")
-    await asyncio.sleep(0.03)
+    await owner.settled()
+    await asyncio.sleep(0.03)  # its lease ends
 
     async def contents(*_):
         if answered == "not to be read":
@@ -176,7 +178,7 @@ async def test_work_that_nobody_waits_for_does_not_fail_unheard(make_replica, ca
 
     monkeypatch.setattr(Journal, "answer", answer)
     await replica.apply(b"1")
-    await asyncio.sleep(0.01)
+    await replica.settled()
     assert "settle failed in the background" in caplog.text
     assert "no answer is stored today" in caplog.text
 

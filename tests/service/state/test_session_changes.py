@@ -82,7 +82,7 @@ async def test_a_large_changed_state_is_uploaded_and_a_small_one_lies_in_its_hea
 async def test_answers_are_stored_before_a_change_drops_their_entries(make_replica, admin: Redis):
     one = make_replica(LARGE)
     await one.apply(b"1", key="k")
-    await asyncio.sleep(0.02)
+    await one.settled()
     await admin.delete(one.client.answers, one.client.answer_times)
     await make_replica(LARGE).rework(OTHER)
     again = await one.apply(b"1", key="k")
@@ -109,7 +109,7 @@ async def test_a_change_is_made_again_of_the_state_that_came_between(make_replic
 async def test_a_change_that_raises_passes_its_error_on_and_changes_nothing(make_replica, dump, size: int):
     replica = make_replica(size)
     await replica.apply(b"1")
-    await asyncio.sleep(0.02)
+    await replica.settled()
     before = await dump()
     replica.machine.fails = lambda: True
     with pytest.raises(ToyFailure):
@@ -187,7 +187,7 @@ async def test_a_replica_without_a_journal_goes_on_from_the_journal_of_another(m
     one, two = make_replica(LARGE), make_replica(LARGE, policy=Policy("{}", journal=False))
     for payload in (b"1", b"2"):
         await one.apply(payload, key=payload.decode())
-    await asyncio.sleep(0.02)
+    await one.settled()
     await admin.delete(one.client.answers, one.client.answer_times)
     assert (await two.apply(b"3")).answer == answer_after(b"1", b"2", b"3")
     head = await two.head()
@@ -207,7 +207,7 @@ async def test_the_present_state_is_shown_and_nothing_changes(make_replica, dump
     one = make_replica(size)
     assert await one.session.present() == Present("", 0, "{}", initial("{}"), "cold")
     applied = await one.apply(b"1")
-    await asyncio.sleep(0.02)
+    await one.settled()
     before = await dump()
     for replica, status in ((one, "warm"), (make_replica(size), "restored")):
         expected = Present(applied.life, 1, "{}", advance(initial("{}"), b"1"), status)
@@ -219,7 +219,7 @@ async def test_the_present_state_is_shown_and_nothing_changes(make_replica, dump
 async def test_a_dropped_state_is_read_again(make_replica, dump, size: int):
     replica = make_replica(size)
     await replica.apply(b"1")
-    await asyncio.sleep(0.02)
+    await replica.settled()
     before = await dump()
     replica.session.drop()
     assert (replica.session.nbytes, await dump()) == (0, before)

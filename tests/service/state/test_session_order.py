@@ -1,6 +1,5 @@
 """A caller may number the batches of a stream: each is then applied in its order, or not at all."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ SIZES = pytest.mark.parametrize("size", [40, LARGE])
 async def test_out_of_order_batches_are_refused_and_change_nothing(make_replica, dump, size: int, warm: bool):
     one = make_replica(size)
     await one.apply(b"7", number=7)
-    await asyncio.sleep(0.02)  # until its answer is stored
+    await one.settled()
     asked, before = one if warm else make_replica(size), await dump()
     for number in (4, 7):
         with pytest.raises(OutOfOrder, match=f"batch {number} comes after batch 7 .* nothing was changed") as late:

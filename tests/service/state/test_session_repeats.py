@@ -39,6 +39,7 @@ async def test_an_answer_that_was_never_stored_is_computed_again_and_then_stored
     one = make_replica(LARGE, lease_ms=20)
     await one.apply(b"1", key="k")
     await one.apply(b"2")
+    await one.settled()
     await asyncio.sleep(0.05)
     await admin.delete(one.client.answers, one.client.answer_times)
     replays = [await make_replica(LARGE).apply(b"1", key="k") for _ in range(2)]
@@ -49,7 +50,7 @@ async def test_an_answer_that_was_never_stored_is_computed_again_and_then_stored
 async def test_the_last_entry_of_a_live_writer_is_its_own_to_answer(make_replica, admin: Redis):
     one, two = make_replica(LARGE), make_replica(LARGE)
     await one.apply(b"1", key="k")
-    await asyncio.sleep(0.02)
+    await one.settled()
     await admin.delete(one.client.answers, one.client.answer_times)
     with pytest.raises(RequestRunning) as running:
         await two.apply(b"1", key="k")
@@ -60,7 +61,7 @@ async def test_the_last_entry_of_a_live_writer_is_its_own_to_answer(make_replica
 async def test_an_answer_whose_journal_a_reset_dropped_is_unavailable(make_replica, admin: Redis):
     replica = make_replica(LARGE)
     await replica.apply(b"1", key="k")
-    await asyncio.sleep(0.02)
+    await replica.settled()
     await admin.delete(replica.client.answers, replica.client.answer_times)
     await replica.session.reset(replica.request())
     again = await replica.apply(b"1", key="k")
@@ -71,7 +72,7 @@ async def test_an_answer_whose_journal_a_reset_dropped_is_unavailable(make_repli
 async def test_a_repeat_for_another_model_gets_the_stored_answer_or_is_unknown(make_replica, admin: Redis):
     one, other = make_replica(LARGE), make_replica(LARGE, model="f" * 16)
     first = await one.apply(b"1", key="k")
-    await asyncio.sleep(0.02)
+    await one.settled()
     again = await other.apply(b"1", key="k")
     assert (again.answer, again.model) == (first.answer, one.model)
     await admin.delete(one.client.answers, one.client.answer_times)
