@@ -1,8 +1,8 @@
 """Frames that tell nothing about a client: answered, but not folded into its state.
 
-A covered camera sends black frames and a stuck one sends the same frame over and over. Whatever a method learns from
-them moves the client's state away from the pictures that follow. Nothing has to be known of the method to see it: such
-frames are left out of the batch that its step is given.
+A covered camera sends black frames and a stuck one sends the same frame over and over, in one batch or one in each,
+which whoever calls has to say. Whatever a method learns from them moves the client's state away from the pictures that
+follow. Nothing has to be known of the method to see it: such frames are left out of the batch that its step is given.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,14 @@ class Frames(NamedTuple):
 
     folded: tuple[int, ...]  # rows: the first of each frame, none that is flat
     places: tuple[int, ...]  # of each row of the batch: which of those shows the same frame, or LEFT_OUT
+    repeated: bool = False  # the batch is the one before once more
 
     @classmethod
-    def of(cls, x: Tensor) -> Self:
+    def of(cls, x: Tensor, *, repeated: bool = False) -> Self:
         """The frames of a batch x [B, C, ...]; rows without spatial axes, [B, C], are no frames and all folded in."""
         rows = range(len(x))
         if x.dim() < 3:
-            return cls(tuple(rows), tuple(rows))
+            return cls(tuple(rows), tuple(rows), repeated)
         sums, squares, flat = _measured(x)
         first: dict[tuple[float, float], int] = {}
         folded, places = list[int](), list[int]()
@@ -49,7 +50,7 @@ class Frames(NamedTuple):
             else:
                 places.append(len(folded))
                 folded.append(row)
-        return cls(tuple(folded), tuple(places))
+        return cls(tuple(folded), tuple(places), repeated)
 
     @property
     def complete(self) -> bool:
@@ -69,7 +70,7 @@ class Frames(NamedTuple):
         """The answer to the whole batch.
 
         A flat frame is answered by the frozen model, and a repeated one as its first. The state is kept if nothing is
-        folded in, if all frames are the same, or if their features are.
+        folded in, if all frames are the same or those of the batch before, or if their features are.
 
         Args:
             adapter: the client's.
@@ -89,7 +90,7 @@ class Frames(NamedTuple):
             state.require(adapter.name, adapter.layout, model.content_hash)
             return _unadapted(model, state, x)
         step = take()
-        kept = self.stuck or (x.dim() > 2 and _alike(step.features))
+        kept = self.repeated or self.stuck or (x.dim() > 2 and _alike(step.features))
         whole = step if self.complete else self._spread(model, x, step)
         skipped = 1.0 if kept else 1 - len(self.folded) / len(self.places)
         return replace(whole, state=state if kept else step.state, signals={**step.signals, "skipped": skipped})

@@ -33,6 +33,7 @@ class Work:
         adapter: the client's.
         state: the client's.
         x: [B, C, H, W], its batch, normalised.
+        repeated: whether the batch is the one before once more, which is answered and not folded in.
         compare: whether the step has to tell the frozen logits, even if the adapter needs none.
         taken: what `adapter.step` gave or raised on the rows that are folded in, where that was taken before.
     """
@@ -40,6 +41,7 @@ class Work:
     adapter: Adapter
     state: State
     x: Tensor
+    repeated: bool = False
     compare: bool = False
     taken: Step | Exception | None = None
 
@@ -84,7 +86,7 @@ def guarded_steps(
     """
     checked = [attempt(partial(_checked, model, work)) for work in works]
     sound = {i: work for i, work in enumerate(checked) if isinstance(work, Work)}
-    frames = {i: Frames.of(work.x) for i, work in sound.items()}
+    frames = {i: Frames.of(work.x, repeated=work.repeated) for i, work in sound.items()}
     folding = {i: replace(work, x=frames[i].of_step(work.x)) for i, work in sound.items() if frames[i].folded}
     frozen = _frozen_passes(model, folding)
     joint = _joint_steps(model, folding, passes)

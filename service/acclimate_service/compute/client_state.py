@@ -11,31 +11,45 @@ from acclimate_service.guard.record import Record
 
 _RECORD_MAGIC: Final = b"ACCG"
 _RECORD_LENGTH: Final = struct.Struct(">I")
+_PICTURE_MAGIC: Final = b"ACCP"
+PICTURE_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """A client's state, the configuration of the adapter that goes on with it, and the record that the guard keeps."""
+    """All that is kept of a client.
+
+    Args:
+        configuration: of the adapter that goes on with its state.
+        state: its state.
+        record: what the guard keeps.
+        picture: digest of the client's latest batch if that was one picture, else empty.
+    """
 
     configuration: str
     state: State
     record: Record | None = None
+    picture: bytes = b""
 
 
 def pack(state: ClientState, budget: float, weights: Mapping[str, float]) -> bytes:
-    """The bytes of a state and its record, without the configuration; budget and weights as in `coding.encode`."""
-    data = encode(state.state, budget, weights)
-    if state.record is None:
-        return data
-    record = state.record.to_bytes()
-    return b"".join((_RECORD_MAGIC, _RECORD_LENGTH.pack(len(record)), record, data))
+    """The bytes of all but the configuration; budget and weights as in `coding.encode`."""
+    pieces = [_PICTURE_MAGIC, state.picture] if state.picture else []
+    if state.record is not None:
+        record = state.record.to_bytes()
+        pieces += [_RECORD_MAGIC, _RECORD_LENGTH.pack(len(record)), record]
+    return b"".join((*pieces, encode(state.state, budget, weights)))
 
 
 def unpack(configuration: str, data: bytes) -> ClientState:
     """The state that `pack` wrote, to go on under this configuration."""
-    if not data.startswith(_RECORD_MAGIC):  # safetensors begin with a length far below it
-        return ClientState(configuration, decode(data))
-    start = len(_RECORD_MAGIC) + _RECORD_LENGTH.size
-    (length,) = _RECORD_LENGTH.unpack_from(data, len(_RECORD_MAGIC))
-    end = start + length
-    return ClientState(configuration, decode(data[end:]), Record.from_bytes(data[start:end]))
+    start, picture, record = 0, b"", None
+    if data.startswith(_PICTURE_MAGIC):  # safetensors begin with a length far below it
+        start = len(_PICTURE_MAGIC) + PICTURE_BYTES
+        picture = data[len(_PICTURE_MAGIC) : start]
+    if data.startswith(_RECORD_MAGIC, start):
+        (length,) = _RECORD_LENGTH.unpack_from(data, start + len(_RECORD_MAGIC))
+        begin = start + len(_RECORD_MAGIC) + _RECORD_LENGTH.size
+        start = begin + length
+        record = Record.from_bytes(data[begin:start])
+    return ClientState(configuration, decode(data[start:] if start else data), record, picture)

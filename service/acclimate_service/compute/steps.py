@@ -1,5 +1,6 @@
 """Steps as the thread takes them that runs torch: several clients' batches in, their new states and answers out."""
 
+import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from acclimate_adapters import ConfigurationError, Step
 from acclimate_adapters.adapter import Sliced
 from acclimate_adapters.merged import Work, attempt, guarded_slices, guarded_steps, in_torch, mergeable
 from acclimate_service.compute.adapters import Configurations
-from acclimate_service.compute.client_state import ClientState
+from acclimate_service.compute.client_state import PICTURE_BYTES, ClientState
 from acclimate_service.compute.process import one_thread
 from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import EVERY, Decision, by_own
@@ -110,24 +111,26 @@ class Steps:
         """The new state and the answer of each job, or what went wrong with it alone."""
         torch_computes = any(map(self._in_torch, {job.state.configuration for job in jobs}))
         done: list[Done | Exception] = []
+        pictures = [_picture(job.batch) for job in jobs]
         with self._metrics.step_seconds.time(), nullcontext() if torch_computes else one_thread():
-            works = [attempt(partial(self._work, job)) for job in jobs]
+            works = [attempt(partial(self._work, *each)) for each in zip(jobs, pictures, strict=True)]
             sound = [work for work in works if isinstance(work, Work)]
             steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes, self._influence))
-            for job, work in zip(jobs, works, strict=True):
+            for job, picture, work in zip(jobs, pictures, works, strict=True):
                 step = next(steps) if isinstance(work, Work) else work
-                done.append(attempt(partial(self._done, job, step)) if isinstance(step, Step) else step)
+                done.append(attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step)
         self._metrics.step_batches.observe(len(jobs))
         self._metrics.step_rows.observe(sum([job.batch.shape[0] for job in jobs]))
         return done
 
     def slices(self, job: Job) -> Generator[None, None, Done | Exception]:
         """As `take`, for one job whose adapter has a step in slices."""
-        work = attempt(partial(self._work, job))
+        picture = _picture(job.batch)
+        work = attempt(partial(self._work, job, picture))
         if isinstance(work, Exception):
             return work
         step = yield from guarded_slices(self._bundle.model, work, self._influence)
-        return attempt(partial(self._done, job, step)) if isinstance(step, Step) else step
+        return attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step
 
     def _is_sliced(self, configuration: str) -> bool:
         """Whether steps of an adapter may be interrupted."""
@@ -152,19 +155,20 @@ class Steps:
             return False
         return in_torch(adapter, self._bundle.model, self._bundle.passes)
 
-    def _work(self, job: Job) -> Work:
+    def _work(self, job: Job, picture: bytes) -> Work:
         batch = job.batch
         x = self._bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
         adapter = self._configurations.adapter(job.state.configuration)
-        return Work(adapter, job.state.state, x, compare=bool(job.parameters.request_id))
+        repeated = picture != b"" and picture == job.state.picture
+        return Work(adapter, job.state.state, x, repeated, compare=bool(job.parameters.request_id))
 
-    def _done(self, job: Job, step: Step) -> Done:
+    def _done(self, job: Job, picture: bytes, step: Step) -> Done:
         state, parameters = job.state, job.parameters
         self._metrics.fallbacks.inc(bool(step.signals.get("fallback")))
         self._metrics.skipped_rows.inc(round(cast(float, step.signals["skipped"]) * len(step.logits)))
         answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:
-            return ClientState(state.configuration, step.state), answer(step.logits)
+            return ClientState(state.configuration, step.state, picture=picture), answer(step.logits)
         before = state.record or Record()
         against = parameters.against
         by_policy = against.get(state.configuration) or against.get(EVERY, _ADAPTED)
@@ -175,7 +179,17 @@ class Steps:
         switched, guard = decision.answer != before.answering, None
         if switched or decision.answer == "frozen":
             guard = {"answering": decision.answer, "because": decision.because, "switched": switched}
-        return ClientState(state.configuration, step.state, record), answer(given, guard, parameters.request_id)
+        after = ClientState(state.configuration, step.state, record, picture)
+        return after, answer(given, guard, parameters.request_id)
+
+
+def _picture(batch: Batch) -> bytes:
+    """What tells a batch of one picture from any other; empty for several pictures, which the step itself compares."""
+    if batch.shape[0] != 1:
+        return b""
+    digest = hashlib.blake2b(batch.data, digest_size=PICTURE_BYTES)
+    digest.update(f"{batch.dtype}{batch.shape}".encode())
+    return digest.digest()
 
 
 def _encode(

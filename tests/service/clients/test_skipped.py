@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from acclimate_client import LabelledRow
+
 BLACK = np.zeros((20, 1, 28, 28), np.uint8)
 
 
@@ -51,3 +53,48 @@ def test_reply_to_pictures_says_nothing_of_skipping(replica, stream):
         "state"
     ]
     assert "skipped" not in state
+
+
+def one_by_one(sdk, client, pictures):
+    return [sdk.predict(client, picture[None], probabilities=True) for picture in pictures]
+
+
+@pytest.mark.parametrize("adapter", ["atp", "fedcal"])
+@pytest.mark.parametrize("inline_max", [1, 2**17], ids=["by journal", "whole"])
+def test_a_stuck_camera_that_sends_its_picture_in_each_request_teaches_it_once(
+    make_replica, serial, stream, adapter, inline_max
+):
+    first = make_replica(adapter=adapter, inline_max=inline_max)
+    second = make_replica(adapter=adapter, inline_max=inline_max, redis_url=first.service.settings.redis_url)
+    pictures = stream(3, 1, 4)[0]
+    stuck = pictures[[0, 1, 1, 1, 1, 2, 1, 3]]
+    with first.sdk() as here, second.sdk(max_retries=50) as there:
+        answers = one_by_one(here, "cam", stuck[:3]) + one_by_one(there, "cam", stuck[3:])
+        repeats = [answer.state.skipped for answer in answers]
+        assert repeats == [False, False, True, True, True, False, False, False]
+        assert [answer.signals["skipped"] for answer in answers] == [float(repeat) for repeat in repeats]
+        assert [answer.state.version for answer in answers] == list(range(1, 9))
+        assert all(answer.state.committed for answer in answers)
+    expected = serial.probabilities(adapter, [picture[None] for picture in pictures[[0, 1, 2, 1, 3]]])
+    for answer, probabilities in zip([each for each in answers if not each.state.skipped], expected, strict=True):
+        np.testing.assert_allclose(answer.probabilities, probabilities, rtol=0, atol=1e-5)
+
+
+def test_a_picture_is_a_repeat_of_the_one_before_alone_and_in_the_same_form(replica, stream):
+    (pictures,) = stream(4, 1, 3)
+    one, two = pictures[:1], pictures[1:2]
+    floats = one.astype(np.float32) / 255
+    with replica.sdk() as sdk:
+        sent = [one, np.concatenate((one, two)), one, floats, floats, two, one]
+        assert [sdk.predict("forms", each).state.skipped for each in sent] == [False] * 4 + [True] + [False] * 2
+        sdk.reset("forms")
+        assert not sdk.predict("forms", one).state.skipped
+
+
+def test_a_repeated_picture_is_remembered_beside_labels_and_after_them(replica, stream):
+    (pictures,) = stream(5, 1, 2)
+    with replica.sdk() as sdk:
+        answer = sdk.predict("told", pictures[:1])
+        sdk.feedback("told", [LabelledRow(answer.request_id, 0, 1)])
+        assert sdk.predict("told", pictures[:1]).state.skipped
+        assert sdk.get("told").guard.evidence.labelled == 1
