@@ -207,6 +207,29 @@ def test_half_precision_model_answers_as_the_single_precision_one(
     torch.testing.assert_close(step.logits.float().softmax(-1), exact.logits.softmax(-1), rtol=0, atol=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"), [("tent", {}), ("tent", {"optimizer": "adam"}), ("shot", {})], ids=["tent", "adam", "shot"]
+)
+def test_what_is_trained_in_half_precision_moves_as_far_as_in_single(
+    dtype: torch.dtype,
+    name: str,
+    options: dict[str, Any],
+    network: nn.Module,
+    model: FrozenModel,
+    streams: Tensor,
+) -> None:
+    half = FrozenModel.from_module(copy.deepcopy(network).to(dtype), classifier="linear5", source=model.source)
+    adapter, lengths = create(name, **options), []
+    for each in (model, half):
+        begin = state = adapter.init(each)
+        for x in streams[0, :5]:
+            state = adapter.step(each, state, x[:8].to(each.dtype)).state
+        moved = [state.tensors[n].float() - begin.tensors[n].float() for n in begin.tensors if n in each.parameters]
+        lengths.append(float(torch.cat([part.flatten() for part in moved]).norm()))
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.2)
+
+
 @pytest.mark.parametrize("name", ["atp", "bn_adapt"])
 def test_activations_whose_squares_overflow_float16_have_finite_statistics(name: str) -> None:
     net = nn.Sequential(OrderedDict(norm=nn.BatchNorm2d(3), flat=nn.Flatten(), head=nn.Linear(108, 2)))

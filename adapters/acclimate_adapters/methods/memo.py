@@ -97,7 +97,7 @@ def fine_tune(
     model: FrozenModel, augmented: Tensor, lr: float, steps: int
 ) -> Generator[None, None, Mapping[str, Tensor]]:
     """All parameters after some steps from the global weights on the views [A, C, H, W] of one image (3)."""
-    weights = {name: model.tensor(name) for name in model.parameters}
+    weights: Mapping[str, Tensor] = {name: at_least_float32(model.tensor(name)) for name in model.parameters}
     for _ in range(steps):
         g, _ = gradient(model, augmented, weights, marginal_entropy)
         weights = {name: torch.sub(weight, g[name], alpha=lr) for name, weight in weights.items()}

@@ -64,12 +64,12 @@ class Shot:
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: the global parameters, the classifier's left out."""
-        tensors = {name: model.tensor(name) for name in extractor_parameters(model)}
+        tensors = {name: at_least_float32(model.tensor(name)) for name in extractor_parameters(model)}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """All parameters but the classifier's, as `Adapter.form`."""
-        return {name: Form.of(model.tensor(name)) for name in extractor_parameters(model)}
+        return {name: Form.of(model.tensor(name), torch.float32) for name in extractor_parameters(model)}
 
     def cost(self, model: FrozenModel, rows: int) -> Cost:
         """Forward and backward, as `Costly.cost`."""
@@ -79,7 +79,7 @@ class Shot:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         require_state(self, model, state)
         x = model.batch(x)
-        theta = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
+        theta = {name: at_least_float32(tensor).to(model.device) for name, tensor in state.tensors.items()}
         if len(x) == 1:
             answer, new = model.adapted(x, theta), theta
         else:

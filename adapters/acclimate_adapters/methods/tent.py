@@ -76,16 +76,16 @@ class Tent:
             MissingSource: the model has no normalisation layer that could be adapted.
         """
         require(self, model)
-        tensors = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
+        tensors = {name: at_least_float32(model.tensor(name)) for name in affine_parameters(model, self.layers)}
         if self.optimizer == "adam":
-            zeros = {name: torch.zeros_like(at_least_float32(tensor)) for name, tensor in tensors.items()}
+            zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
             tensors |= {kind + name: zero for kind in (MEAN, SQUARE) for name, zero in zeros.items()}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """The trained parameters and, for Adam, their moments, as `Adapter.form`."""
         trained = {name: model.tensor(name) for name in affine_parameters(model, self.layers)}
-        forms = {name: Form.of(tensor) for name, tensor in trained.items()}
+        forms = {name: Form.of(tensor, torch.float32) for name, tensor in trained.items()}
         if self.optimizer == "adam":
             for name, tensor in trained.items():
                 moment = Form.of(at_least_float32(tensor))
@@ -101,7 +101,7 @@ class Tent:
         require_state(self, model, state)
         trained = affine_parameters(model, self.layers)
         carried = {name: tensor.to(model.device) for name, tensor in state.tensors.items()}
-        theta = {name: carried[name] for name in trained}
+        theta = {name: at_least_float32(carried[name]) for name in trained}
         rule = BatchStatistics()
         g, answer = gradient(model, model.batch(x), theta, mean_entropy, rule)
         logits = require_finite(answer.logits)
@@ -140,8 +140,8 @@ def adam(carried: Tensors, gradients: Tensors, t: int, lr: float) -> dict[str, T
     """One step of Adam, (3) and (4), written in the operations of the customary program.
 
     Args:
-        carried: parameters by name and both moments by prefixed name, which are in single precision at least: eps and
-            small squares are 0 in half.
+        carried: parameters by name and both moments by prefixed name, in single precision at least: eps, small squares
+            and small steps are 0 in half.
         gradients: by name.
         t: number of this step, from 1.
         lr: step size.
@@ -150,12 +150,10 @@ def adam(carried: Tensors, gradients: Tensors, t: int, lr: float) -> dict[str, T
         The same names with new tensors.
     """
     new = {}
-    for name, slope in gradients.items():
-        g = at_least_float32(slope)
+    for name, g in gradients.items():
         mean = torch.lerp(carried[MEAN + name], g, 1 - BETA1)
         square = torch.addcmul(carried[SQUARE + name] * BETA2, g, g, value=1 - BETA2)
         scale = square.sqrt() / math.sqrt(1 - BETA2**t) + EPS
-        moved = torch.addcdiv(at_least_float32(carried[name]), mean, scale, value=-lr / (1 - BETA1**t))
-        new[name] = moved.to(slope.dtype)
+        new[name] = torch.addcdiv(at_least_float32(carried[name]), mean, scale, value=-lr / (1 - BETA1**t))
         new |= {MEAN + name: mean, SQUARE + name: square}
     return new

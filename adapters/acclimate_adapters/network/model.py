@@ -72,6 +72,7 @@ class FrozenModel:
         self._net, self._layouts = net, Layouts.of(net)
         self._derived: dict[Hashable, Any] = {}
         self._parameters = {name: p.detach() for name, p in net.named_parameters()}
+        self._half = {name: p.dtype for name, p in self._parameters.items() if p.itemsize < torch.float32.itemsize}
         self.row_norms = tuple(
             n for n, module in net.named_modules() if isinstance(module, nn.LayerNorm | nn.GroupNorm)
         )
@@ -224,15 +225,19 @@ class FrozenModel:
     def run(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None, normalise: Normalise | None = None) -> Pass:
         """One pass with some modules replaced and, if given, another rule for the BatchNorm layers.
 
-        Gradients flow to the replaced tensors if they require them and autograd is on.
+        Gradients flow to the replaced tensors if they require them and autograd is on. What takes the place of
+        parameters in half precision may be in single: small steps are lost in half.
 
         Raises:
             InputError: the network cannot take a batch of this shape.
         """
         probe = Probe(normalise)
-        layout = self._layouts.of_pass(tensors or {})
+        tensors = tensors or {}
+        if self._half:
+            tensors = {name: tensor.to(self._half.get(name, tensor.dtype)) for name, tensor in tensors.items()}
+        layout = self._layouts.of_pass(tensors)
         try:
-            with layout.trees.replacing(tensors or {}) as tree:
+            with layout.trees.replacing(tensors) as tree:
                 logits = probe.run(tree, layout.laid_out(x))
         except (AcclimateError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise

@@ -106,7 +106,7 @@ class FedThePlus:
         self, model: FrozenModel, image: Tensor, head: Tensor, e: float, generator: torch.Generator
     ) -> Generator[None, None, Pass]:
         """Features [1, d] and mixed logits [1, K] of one image [C, H, W] after fine-tuning on it."""
-        weights = {name: model.tensor(name) for name in model.parameters}
+        weights = {name: at_least_float32(model.tensor(name)) for name in model.parameters}
         with torch.inference_mode(False):
             image, head = image.clone(), head.clone()  # autograd refuses tensors made in inference mode
         for _ in range(self.tuning_steps):
