@@ -3,16 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from prometheus_client import CollectorRegistry
 
 from acclimate_adapters import ConfigurationError, FrozenModel, create, require
 from acclimate_service.clients.admission import Admission
@@ -23,9 +22,7 @@ from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations, canonical
-from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.costs import Prices, StepBudget
-from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
 from acclimate_service.compute.lineage import ModelLineage, Version, known_versions, older_in_store
 from acclimate_service.compute.new_states import NewStates
@@ -35,33 +32,26 @@ from acclimate_service.errors import Problem
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.fleet import Fleet
-from acclimate_service.guard.policy import Policy as AnswerPolicy
-from acclimate_service.guard.pools import Pools
 from acclimate_service.guard.record import Label
-from acclimate_service.metrics import Background, Metrics, StateMetrics
+from acclimate_service.metrics import Background, Metrics
+from acclimate_service.scopes import Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
-    ClientScope,
-    Context,
     EmbeddedRedis,
     Limits,
     Link,
     Places,
-    Policy,
     Probe,
-    ReplayQueue,
-    Session,
     StateStore,
     Wire,
     always,
     check,
     check_windows,
     connect,
-    new_id,
 )
-from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
-from acclimate_service.trials.promotion import Champion, PairedTrial
+from acclimate_service.trials.challengers import Challengers, scope_of
+from acclimate_service.trials.promotion import Champion
 from acclimate_store import Bundle, BundleKey, Catalogue
 from acclimate_store.identity import identity_of
 from acclimate_store.layout_choice import fastest
@@ -144,6 +134,16 @@ class Service:
         metrics.unreplicated.set(self.wire.unreplicated)
 
 
+class _Redis(NamedTuple):
+    """Where the states are kept; `private` if nobody else's."""
+
+    private: EmbeddedRedis | None
+    link: Link
+    wire: Wire
+    store: StateStore
+    probe: Probe
+
+
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[Service]:
     """Load the model, reach Redis (or start a private one), and answer a first batch.
@@ -166,18 +166,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
         _require_affordable(budget, configurations.default, names)
 
-        url, private_redis = settings.redis_url, None
-        if url is None:
-            private_redis = await stack.enter_async_context(_private_redis(settings))
-            url = private_redis.url
-        link = await _connected(url)
-        wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
-        store = StateStore(wire, limits)
-        stack.push_async_callback(store.aclose)
-        facts = await check(wire, override=settings.redis_override)
-        probe = Probe(wire, facts, tenant=settings.tenant, override=settings.redis_override)
-        stack.push_async_callback(probe.aclose)
-
+        redis = await _open_redis(settings, limits, stack)
+        wire, store = redis.wire, redis.store
         lineage = await _lineage(settings, wire, worker, bundle, configurations)
         bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
         machine = AdapterMachine(
@@ -192,76 +182,26 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             state_budget=settings.state_budget,
             influence=settings.influence,
         )
-        model, default, replays = lineage.scope, configurations.default, ReplayQueue()
-
+        default = configurations.default
         places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
-
-        def fleet_of(scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
-            pools = Pools(wire, limits, scope, settings.tenant, settings.secret)
-            fleet = Fleet(pools, policy, metrics.background, alpha=alpha, needed=settings.guard_clients)
-            stack.push_async_callback(fleet.aclose)
-            return fleet
-
-        def sessions_of(scope: str, configuration: Callable[[], str], budget: int, observer: StateMetrics) -> Sessions:
-            def begin(client: ClientScope) -> Session[ClientState]:
-                context = Context(
-                    store=store,
-                    limits=limits,
-                    client=client,
-                    model=scope,
-                    machine=machine,
-                    policy=Policy(
-                        configuration(),
-                        journal=settings.journal,
-                        strict_engine=settings.strict_replay,
-                        keep=settings.keep_snapshots if scope == model else 0,
-                    ),
-                    observer=observer,
-                    nonce=f"{settings.replica}~{new_id()}",
-                    replays=replays,
-                    places=places if scope == model else None,  # of the others each client has one already
-                    lineage=lineage if scope == model else lineage.beside(),
-                )
-                return Session(context)
-
-            device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
-            waiting = machine.waiting if scope == model else {}  # whosever states they are, they count once
-            return Sessions(begin, budget, metrics.background, device_cache, waiting)
-
-        fleet = None if settings.guard == "off" else fleet_of(lineage.key, settings.guard, settings.guard_alpha)
-        pairs = None
+        scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
+        fleet = pairs = challengers = None
+        if settings.guard != "off":
+            fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha)
         if settings.auto_switch:
-            pairs = fleet_of(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(names))
+            pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(names))
+        evidence = [each for each in (fleet, pairs) if each is not None]
+        for each in evidence:
+            stack.push_async_callback(each.aclose)
         champion = Champion(default, pairs, metrics)
         beside_bytes = settings.cache_bytes // 4 if names and fleet is not None else 0
-        sessions = sessions_of(model, champion.configuration, settings.cache_bytes - beside_bytes, metrics.state)
-
-        def beside(name: str, configuration: str) -> Sessions:
-            unseen = StateMetrics(CollectorRegistry())
-            budget = beside_bytes // (2 * len(names) if settings.auto_switch else len(names))
-            return sessions_of(scope_of(model, name), lambda: configuration, budget, unseen)
-
-        def challenger(name: str, fleet: Fleet) -> Challenger:
-            trial = None
-            if pairs is not None:
-                trial = PairedTrial(
-                    challenger=name,
-                    champion=champion,
-                    evidence=pairs,
-                    sessions=beside(f"{default} {name}", canonical("none", {})),
-                    clients=sessions,
-                    fleet=fleet,
-                    initial=machine.initial,
-                )
-            return Challenger(name, beside(name, name), trial)
-
-        challengers = None
+        own_bytes = settings.cache_bytes - beside_bytes
+        sessions = scopes.sessions(lineage.scope, champion.configuration, own_bytes, metrics.state)
         if fleet is not None and names:
-            each = [challenger(name, fleet) for name in names]
-            challengers = Challengers(each, settings.candidate_share, fleet, metrics.background)
+            challengers = scopes.challengers(names, champion, sessions, fleet, pairs, beside_bytes)
         stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
 
-        announcements = _announcements(link, settings.tenant, model, sessions, challengers, probe, metrics.background)
+        announcements = _announcements(redis, settings.tenant, lineage.scope, sessions, challengers, metrics.background)
         announcements.start()
         stack.push_async_callback(announcements.aclose)
         cohorts = Cohorts(wire, limits, lineage.oldest_like(create("fed_ade", layers="all").needs), settings.tenant)
@@ -276,9 +216,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         )
         stack.push_async_callback(rounds.aclose)
 
-        replies = Replies(store, model, configurations)
+        replies = Replies(store, lineage.scope, configurations)
         new_states = NewStates(bundle, configurations, lineage, worker, budget)
-        evidence = [each for each in (fleet, pairs) if each is not None]
         forgetting = [*(each.forget for each in evidence), rounds.forget]
         service = Service(
             settings=settings,
@@ -288,8 +227,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             metrics=metrics,
             worker=worker,
             wire=wire,
-            probe=probe,
-            private_redis=private_redis,
+            probe=redis.probe,
+            private_redis=redis.private,
             sessions=sessions,
             admission=Admission(settings.max_waiting, settings.max_waiting_rows),
             engine=Engine(
@@ -320,6 +259,22 @@ def _close_worker(worker: Worker) -> None:
         _log.error("the device is still at one piece of work after %.0f s; it is given up", worker.busy_s)
 
 
+async def _open_redis(settings: Settings, limits: Limits, stack: AsyncExitStack) -> _Redis:
+    """Reach Redis, or start a private one; raises as `open_service`."""
+    url, private = settings.redis_url, None
+    if url is None:
+        private = await stack.enter_async_context(_private_redis(settings))
+        url = private.url
+    link = await _connected(url)
+    wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
+    store = StateStore(wire, limits)
+    stack.push_async_callback(store.aclose)
+    facts = await check(wire, override=settings.redis_override)
+    probe = Probe(wire, facts, tenant=settings.tenant, override=settings.redis_override)
+    stack.push_async_callback(probe.aclose)
+    return _Redis(private, link, wire, store, probe)
+
+
 async def _close_sessions(sessions: Sessions, challengers: Challengers | None, budget_s: float) -> None:
     """Write away what is in memory, the clients' own states first, all within one budget."""
     until = time.monotonic() + budget_s
@@ -330,12 +285,11 @@ async def _close_sessions(sessions: Sessions, challengers: Challengers | None, b
 
 
 def _announcements(
-    link: Link,
+    redis: _Redis,
     tenant: str,
     model: str,
     sessions: Sessions,
     challengers: Challengers | None,
-    probe: Probe,
     watched: Background,
 ) -> Announcements:
     """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
@@ -349,7 +303,7 @@ def _announcements(
 
     def missed() -> None:
         watched.succeeded("announcements")
-        probe.reconnected()
+        redis.probe.reconnected()
         for each in everywhere:
             each.check_all()
 
@@ -358,7 +312,7 @@ def _announcements(
         if name.startswith(prefix):
             sessions.hand_over(name.removeprefix(prefix))
 
-    return Announcements(link, dropped, missed, partial(watched.failed, "announcements"), wanted)
+    return Announcements(redis.link, dropped, missed, partial(watched.failed, "announcements"), wanted)
 
 
 def _load_bundle(settings: Settings) -> Bundle:

@@ -1,0 +1,140 @@
+"""What one replica keeps of its clients, scope by scope: their own states, and those of challengers beside them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from acclimate_service.clients.sessions import Sessions
+from acclimate_service.compute.adapter_machine import AdapterMachine
+from acclimate_service.compute.adapters import canonical
+from acclimate_service.compute.client_state import ClientState
+from acclimate_service.compute.device_cache import DeviceCache
+from acclimate_service.compute.lineage import ModelLineage
+from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.policy import Policy as AnswerPolicy
+from acclimate_service.guard.pools import Pools
+from acclimate_service.metrics import Metrics, StateMetrics
+from acclimate_service.settings import Settings
+from acclimate_service.state import (
+    ClientScope,
+    Context,
+    Limits,
+    Places,
+    Policy,
+    ReplayQueue,
+    Session,
+    StateStore,
+    Wire,
+    new_id,
+)
+from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
+from acclimate_service.trials.promotion import Champion, PairedTrial
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """Makes the sessions and the evidence of any scope of one model.
+
+    Args:
+        settings, limits, metrics, wire, store, machine: of the service.
+        lineage: which names the scopes.
+        places: of the clients.
+        replays: of all sessions.
+    """
+
+    settings: Settings
+    limits: Limits
+    metrics: Metrics
+    wire: Wire
+    store: StateStore
+    machine: AdapterMachine
+    lineage: ModelLineage
+    places: Places
+    replays: ReplayQueue = field(default_factory=ReplayQueue)
+
+    def evidence(self, scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
+        """What the labels of all clients say in one scope."""
+        settings = self.settings
+        pools = Pools(self.wire, self.limits, scope, settings.tenant, settings.secret)
+        return Fleet(pools, policy, self.metrics.background, alpha=alpha, needed=settings.guard_clients)
+
+    def sessions(
+        self, scope: str, configuration: Callable[[], str], budget: int, observer: StateMetrics | None = None
+    ) -> Sessions:
+        """The sessions of one scope.
+
+        Args:
+            scope: of the lineage, for the states that clients are answered by; else of states beside them.
+            configuration: of new clients.
+            budget: bytes of states in memory.
+            observer: told of what happens; None where nobody is shown it.
+        """
+        settings, own = self.settings, scope == self.lineage.scope
+        policy = partial(
+            Policy,
+            journal=settings.journal,
+            strict_engine=settings.strict_replay,
+            keep=settings.keep_snapshots if own else 0,
+        )
+        lineage = self.lineage if own else self.lineage.beside()
+        watching = observer or StateMetrics(CollectorRegistry())
+
+        def begin(client: ClientScope) -> Session[ClientState]:
+            context = Context(
+                store=self.store,
+                limits=self.limits,
+                client=client,
+                model=scope,
+                machine=self.machine,
+                policy=policy(configuration()),
+                observer=watching,
+                nonce=f"{settings.replica}~{new_id()}",
+                replays=self.replays,
+                places=self.places if own else None,  # beside its own state a client has a place already
+                lineage=lineage,
+            )
+            return Session(context)
+
+        device_cache = None if settings.device == "cpu" else DeviceCache(settings.device_cache_bytes)
+        waiting = self.machine.waiting if own else {}  # whosever states they are, they count once
+        return Sessions(begin, budget, self.metrics.background, device_cache, waiting)
+
+    def challengers(
+        self,
+        names: Sequence[str],
+        champion: Champion,
+        sessions: Sessions,
+        fleet: Fleet,
+        pairs: Fleet | None,
+        budget: int,
+    ) -> Challengers:
+        """Whoever is tried out beside the champion.
+
+        Args:
+            names: their configurations.
+            champion: what they are compared with.
+            sessions: of the clients themselves.
+            fleet: told what labels say of them.
+            pairs: told what labels say of the pairs of each and the champion; None if nobody is promoted.
+            budget: bytes of their states in memory, all together.
+        """
+        each_bytes = budget // (len(names) if pairs is None else 2 * len(names))
+
+        def beside(name: str, configuration: str) -> Sessions:
+            return self.sessions(scope_of(self.lineage.scope, name), lambda: configuration, each_bytes)
+
+        def trial(name: str, pairs: Fleet) -> PairedTrial:
+            return PairedTrial(
+                challenger=name,
+                champion=champion,
+                evidence=pairs,
+                sessions=beside(f"{champion.default} {name}", canonical("none", {})),
+                clients=sessions,
+                fleet=fleet,
+                initial=self.machine.initial,
+            )
+
+        each = [Challenger(name, beside(name, name), None if pairs is None else trial(name, pairs)) for name in names]
+        return Challengers(each, self.settings.candidate_share, fleet, self.metrics.background)
