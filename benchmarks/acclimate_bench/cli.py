@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from acclimate_adapters import AcclimateError
 from acclimate_bench.accuracy import command as accuracy
+from acclimate_bench.accuracy import rates
 from acclimate_bench.budget import command as budget
 from acclimate_bench.cost import commands as cost
 from acclimate_bench.guard import command as guard
@@ -28,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="acclimate-bench", description="Claims about Acclimate, measured.")
     commands = parser.add_subparsers(dest="command", required=True)
     accuracy.add_parser(commands)
+    rates.add_parser(commands)
     guard.add_parser(commands)
     budget.add_parser(commands)
     cost.add_parsers(commands)

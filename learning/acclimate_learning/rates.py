@@ -114,9 +114,10 @@ def learn_rates(
     name = _digest(model, teachers, tuners, recipe)
     learned = _resumed(checkpoint, name) if checkpoint else None
     if learned is None:
-        lr = recipe.lr if recipe.lr is not None else run.search()
         zero = dict.fromkeys(model.modules, 0.0)
-        learned = _State(rates=zero, best=zero, lr=lr, losses={0: run.loss(zero)}, round=0)
+        frozen = run.loss(zero)
+        lr = recipe.lr if recipe.lr is not None else run.search(frozen)
+        learned = _State(rates=zero, best=zero, lr=lr, losses={0: frozen}, round=0)
     run.go_on(learned, lambda: _save(checkpoint, name, learned) if checkpoint else None)
     return Learned(learned.best, learned.lr, learned.losses, learned.round)
 
@@ -147,10 +148,13 @@ class _Run:
         self._model, self._spec, self._tuning = model, spec, tuning
         self._teachers, self._recipe, self._progress = teachers, recipe, progress
 
-    def search(self) -> float:
+    def search(self, frozen: float) -> float:
         """The learning rate with the least loss on the tuning clients after a few rounds.
 
         From the first one upwards as long as that is better; if it never is, downwards.
+
+        Args:
+            frozen: loss of the frozen model on them.
         """
         found = {LADDER[FIRST]: self._tried(LADDER[FIRST])}
         for side in (LADDER[FIRST + 1 :], LADDER[FIRST - 1 :: -1]):
@@ -161,7 +165,7 @@ class _Run:
                     break
             if min(found, key=lambda lr: found[lr]) != LADDER[FIRST]:
                 break
-        if min(found.values()) > WORSE * self.loss(dict.fromkeys(self._model.modules, 0.0)):
+        if min(found.values()) > WORSE * frozen:
             raise LearningError(f"the rates run away with every learning rate tried; give --lr {LADDER[0] / 10:g}")
         return min(found, key=lambda lr: found[lr])
 
