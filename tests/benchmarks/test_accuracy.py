@@ -67,6 +67,7 @@ def test_balanced_reaches_the_accuracy_of_its_reference_on_every_client(
     assert balanced.correct != balanced.frozen
 
 
+@pytest.mark.slow  # every client of every shift
 @pytest.mark.parametrize(("name", "gain", "worst"), CONSENSUS)
 def test_consensus_gains_and_harms_nobody_much(
     name: str, gain: float, worst: float, shift: Callable[[str], Shift]
