@@ -21,7 +21,7 @@ def predict(http, client):
 
 
 def await_unready(http):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (reply := http.get("/v2/health/ready")).status_code != 503:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -29,7 +29,7 @@ def await_unready(http):
 
 
 def test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balancers_are_told(serve):
-    service = serve(drain_lead_s=1.0)
+    service = serve(drain_lead_s=3.0)
     with httpx.Client(base_url=service.url, timeout=10) as http:
         assert "connection" not in predict(http, "cam").headers
         service.signal(signal.SIGTERM)
@@ -41,7 +41,7 @@ def test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balance
         assert (reply.status_code, reply.json()["state"]["version"]) == (200, 2)
         assert reply.headers["connection"] == "close"
         assert service.wait() == 0
-        assert time.monotonic() - began >= 0.9
+        assert time.monotonic() - began >= 2.9
     assert service.log.read_text() == ""
 
 
