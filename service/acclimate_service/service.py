@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -22,11 +22,12 @@ from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations, canonical
-from acclimate_service.compute.costs import Prices, StepBudget
+from acclimate_service.compute.costs import Pace, Prices, StepBudget
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
 from acclimate_service.compute.lineage import ModelLineage, Version, known_versions, older_in_store
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.compute.process import available_cores, background, pool
+from acclimate_service.compute.shares import FLOW
 from acclimate_service.compute.worker import Worker
 from acclimate_service.errors import Problem
 from acclimate_service.federated.cohort import Rounds
@@ -38,6 +39,7 @@ from acclimate_service.scopes import Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
+    ClientScope,
     EmbeddedRedis,
     Limits,
     Link,
@@ -74,6 +76,7 @@ class Service:
     limits: Limits
     metrics: Metrics
     worker: Worker
+    pace: Pace
     wire: Wire
     probe: Probe
     private_redis: EmbeddedRedis | None
@@ -94,7 +97,7 @@ class Service:
 
     async def predict(self, batch: Batch) -> Reply:
         """Answer a batch as `Engine.predict` does, and show it to the challengers and to the next federated round."""
-        with self.admission.rows.hold(batch.request.client.client, len(batch.images)):
+        with self._waiting(batch.request.client, len(batch.images)):
             reply = await self.engine.predict(batch)
         if reply.life and self.rounds.joins(reply.configuration):
             self.rounds.note(batch.request.client)
@@ -107,10 +110,29 @@ class Service:
     async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
         """Count labels as `Feedback.tell` does, and tell them to the challengers."""
         labels = examples_of(told, request.name) if isinstance(told, Examples) else feedback_of(told)
-        reply = await self.feedback.tell(request, labels)
+        with self._waiting(request.client, len(told.labels)) if isinstance(told, Examples) else nullcontext():
+            reply = await self.feedback.tell(request, labels)
         if reply.configuration and self.challengers is not None:
             self.challengers.tell(replace(request, life=reply.life), labels, current=reply.configuration)
         return reply
+
+    async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
+        """Let a client restart from labelled images, as `Clients.enroll` does."""
+        with self._waiting(request.client, len(examples.labels)):
+            return await self.clients.enroll(request, examples)
+
+    @contextmanager
+    def _waiting(self, client: ClientScope, rows: int) -> Iterator[None]:
+        """Count images of a client as under way, and what they will take of the device.
+
+        Raises:
+            Problem: `too_many_requests`.
+        """
+        session = self.sessions.peek(client)
+        configuration = (session.config if session else None) or self.configurations.default
+        seconds = self.pace.seconds(configuration, rows)
+        with self.admission.rows.hold(client.client, rows), self.admission.backlog.hold(FLOW.get(), seconds):
+            yield
 
     async def obstacle(self) -> str | None:
         """Why batches cannot be answered now, or not for long; None when they can."""
@@ -164,6 +186,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         names = _challenger_configurations(settings, bundle.model)
         prices = await worker.run(partial(Prices.measured, bundle), always)
         budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
+        pace = Pace(budget)
         _require_affordable(budget, configurations.default, names)
 
         redis = await _open_redis(settings, limits, stack)
@@ -176,6 +199,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             lineage,
             worker,
             budget,
+            pace,
             metrics,
             low_priority,
             exact_above=settings.inline_max,
@@ -226,11 +250,12 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
             limits=limits,
             metrics=metrics,
             worker=worker,
+            pace=pace,
             wire=wire,
             probe=redis.probe,
             private_redis=redis.private,
             sessions=sessions,
-            admission=Admission(settings.max_waiting, settings.max_waiting_rows),
+            admission=Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000),
             engine=Engine(
                 sessions,
                 machine,

@@ -132,6 +132,10 @@ class Settings(BaseSettings):
     """Longest time that a step may take, as it is estimated from its adapter, hyper-parameters and number of images by
     what passes of the network took at the start; what would take longer is refused."""
 
+    max_queue_ms: int = Field(2_000, ge=1)
+    """Longest time that a batch is expected to wait for the device, by what steps have taken so far; what would wait
+    longer gets 429. Callers, by their address, have equal shares of the device, and so have the clients of each."""
+
     request_timeout_ms: int = Field(30_000, ge=1, le=600_000)
     """Deadline of a request that names none of its own, and the longest one it may name."""
 

@@ -94,6 +94,7 @@ ELSEWHERE = {
     "test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not",
     "host": "service/test_settings.py::test_a_wrong_setting_is_one_clear_line",
     "port": "e2e/test_process.py::test_sigint_ends_the_service_although_connections_are_open",
+    "max_queue_ms": "e2e/test_overload.py::test_at_four_times_capacity_accepted_batches_wait_about_the_bound",
     "drain_lead_s": "e2e/test_drain.py::"
     "test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balancers_are_told",
 }

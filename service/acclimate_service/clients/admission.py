@@ -1,10 +1,12 @@
 """Admission control: how much may be under way, and how much of it may be one client's."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from acclimate_service.compute.shares import Flow
 from acclimate_service.errors import Problem
 
 _FEW: Final = 8
@@ -59,14 +61,67 @@ class DynamicThreshold:
                 del self._taken[client]
 
 
+class Backlog:
+    """Refuses what would have to wait too long for the device, by what all that is under way will take of it.
+
+    Callers have equal shares of the device, and so have the clients of one caller (`compute.shares`). So a batch waits
+    for no more of another client than its own client has under way with it, and for no more of another caller than its
+    own caller has then.
+
+    Args:
+        most_s: longest wait that is accepted.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._taken: dict[str, dict[str, list[float]]] = {}
+
+    @contextmanager
+    def hold(self, flow: Flow, seconds: float) -> Iterator[None]:
+        """Count so many seconds of the device for the block.
+
+        Raises:
+            Problem: `too_many_requests`, with the time after which the wait will be short enough.
+        """
+        caller, client = flow
+        excess = (self._wait(caller, client, seconds) if self._taken else 0.0) - self._most_s
+        if excess > 0:
+            detail = (
+                f"a batch of this client would wait about {1000 * (excess + self._most_s):,.0f} ms for the device, and "
+                f"{1000 * self._most_s:,.0f} ms are accepted (ACCLIMATE_MAX_QUEUE_MS); try again later"
+            )
+            raise Problem("too_many_requests", detail, headers={"Retry-After": str(math.ceil(excess))})
+        clients = self._taken.setdefault(caller, {})
+        own = clients.setdefault(client, [])
+        own.append(seconds)
+        try:
+            yield
+        finally:
+            own.remove(seconds)
+            if not own:
+                del clients[client]
+            if not clients:
+                del self._taken[caller]
+
+    def _wait(self, caller: str, client: str, seconds: float) -> float:
+        """Seconds until a batch that takes so many is begun, if nobody comes after it."""
+        clients = {name: sum(own) for name, own in self._taken.get(caller, {}).items()}
+        with_own = clients.pop(client, 0.0) + seconds
+        of_caller = with_own + sum([min(other, with_own) for other in clients.values()])
+        others = [sum(map(sum, each.values())) for name, each in self._taken.items() if name != caller]
+        return of_caller - seconds + sum([min(other, of_caller) for other in others])
+
+
 class Admission:
     """What may be under way.
 
     Attributes:
         batches: counted from before their bodies are read until they are answered, which bounds the memory of all.
         rows: images in those whose bodies have been read.
+        backlog: what they will take of the device.
     """
 
-    def __init__(self, max_batches: int, max_rows: int) -> None:
+    def __init__(self, max_batches: int, max_rows: int, max_queue_s: float) -> None:
         self.batches = DynamicThreshold(max_batches, "batches", few=_FEW)
         self.rows = DynamicThreshold(max_rows, "images")
+        self.backlog = Backlog(max_queue_s)

@@ -14,7 +14,7 @@ from acclimate_adapters.adapter import complete
 from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState, pack, unpack
-from acclimate_service.compute.costs import StepBudget
+from acclimate_service.compute.costs import Pace, StepBudget
 from acclimate_service.compute.labelling import has_labels, is_light, taking_labels
 from acclimate_service.compute.lineage import ModelLineage
 from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
@@ -48,6 +48,7 @@ class AdapterMachine:
         lineage: ModelLineage,
         worker: Worker,
         budget: StepBudget,
+        pace: Pace,
         metrics: Metrics,
         background: Executor,
         *,
@@ -58,7 +59,7 @@ class AdapterMachine:
         """Take over the collaborators; whoever made them closes them.
 
         Args:
-            bundle, configurations, worker, budget, metrics: of the service.
+            bundle, configurations, worker, budget, pace, metrics: of the service.
             lineage: the versions of the model.
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
@@ -70,7 +71,7 @@ class AdapterMachine:
         self._lineage = lineage
         self._worker = worker
         self._budget = budget
-        self._steps = Steps(bundle, configurations, metrics, influence)
+        self._steps = Steps(bundle, configurations, metrics, pace, influence)
         self._background = background
         self.waiting: dict[int, int] = {}
         self._exact_above = exact_above

@@ -1,6 +1,7 @@
 """Steps as the thread takes them that runs torch: several clients' batches in, their new states and answers out."""
 
 import hashlib
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from acclimate_adapters.adapter import Sliced
 from acclimate_adapters.merged import Work, attempt, guarded_slices, guarded_steps, in_torch, mergeable
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import PICTURE_BYTES, ClientState
+from acclimate_service.compute.costs import Pace
 from acclimate_service.compute.process import one_thread
 from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import EVERY, Decision, by_own
@@ -97,11 +99,12 @@ class Steps:
     """Takes guarded steps, and says what the guard by labels makes of them."""
 
     def __init__(
-        self, bundle: Bundle, configurations: Configurations, metrics: Metrics, influence: float = 0.0
+        self, bundle: Bundle, configurations: Configurations, metrics: Metrics, pace: Pace, influence: float = 0.0
     ) -> None:
         self._bundle = bundle
         self._configurations = configurations
         self._metrics = metrics
+        self._pace = pace
         self._influence = influence
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
@@ -111,14 +114,17 @@ class Steps:
         """The new state and the answer of each job, or what went wrong with it alone."""
         torch_computes = any(map(self._in_torch, {job.state.configuration for job in jobs}))
         done: list[Done | Exception] = []
-        pictures = [_picture(job.batch) for job in jobs]
-        with self._metrics.step_seconds.time(), nullcontext() if torch_computes else one_thread():
+        pictures, began = [_picture(job.batch) for job in jobs], time.perf_counter()
+        with nullcontext() if torch_computes else one_thread():
             works = [attempt(partial(self._work, *each)) for each in zip(jobs, pictures, strict=True)]
             sound = [work for work in works if isinstance(work, Work)]
             steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes, self._influence))
             for job, picture, work in zip(jobs, pictures, works, strict=True):
                 step = next(steps) if isinstance(work, Work) else work
                 done.append(attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step)
+        seconds = time.perf_counter() - began
+        self._pace.learn([(job.state.configuration, job.batch.shape[0]) for job in jobs], seconds)
+        self._metrics.step_seconds.observe(seconds)
         self._metrics.step_batches.observe(len(jobs))
         self._metrics.step_rows.observe(sum([job.batch.shape[0] for job in jobs]))
         return done

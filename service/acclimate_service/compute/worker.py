@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import torch
 
 from acclimate_service.compute.process import slice_of, take_threads
+from acclimate_service.compute.shares import FLOW, Flow, Shares
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -33,13 +34,14 @@ class _Waiting:
     together: Together[Any, Any]
     work: Any
     rows: int | None  # None: it shares with nobody
+    flow: Flow
     turn: asyncio.Future[None] = field(default_factory=asyncio.Future)
     admitted: bool = False
     outcome: asyncio.Future[Any] = field(default_factory=asyncio.Future)  # an error is one like any other
 
 
 class Worker:
-    """Runs one piece of work after the other, in the order of the callers, away from the event loop.
+    """Runs one piece of work after the other, away from the event loop; whoever had least of it so far is next.
 
     Work that can be done together is: all of it that has queued up while the thread was busy, up to `MOST_ROWS`. Nobody
     waits for company: a thread that has nothing to do begins with the first that comes.
@@ -55,6 +57,7 @@ class Worker:
         threads = threads or torch.get_num_threads()
         self._queue: list[_Waiting] = []
         self._group: list[_Waiting] = []  # whose turn it is
+        self._shares = Shares()
         self._undecided = 0  # of these, who have yet to say whether their work is still wanted
         self._began: float | None = None  # when what is at hand was begun
         self._executor = ThreadPoolExecutor(1, THREAD)
@@ -102,9 +105,11 @@ class Worker:
         Raises:
             Exception: whatever `admit` raises, or `together` gives for this work.
         """
-        waiting = _Waiting(together, work, rows)
+        waiting = _Waiting(together, work, rows, FLOW.get())
         self._queue.append(waiting)
-        if not self._group:
+        if self._group:
+            self._shares.join(waiting.flow)
+        else:
             self._begin()
         try:
             await waiting.turn
@@ -157,7 +162,9 @@ class Worker:
             self._begin()
 
     def _next(self) -> list[_Waiting]:
-        """Take whoever has waited longest out of the queue, and who can be served along, in the order of arrival."""
+        """Take whoever had least out of the queue, and who can be served along; equals in the order of arrival."""
+        if len(self._queue) > 1:
+            self._queue.sort(key=lambda waiting: self._shares.rank(waiting.flow))
         first = self._queue[0]
         group, rows = [first], first.rows or 0
         for waiting in self._queue[1:]:
@@ -182,6 +189,10 @@ class Worker:
         done.add_done_callback(partial(self._settle, group))
 
     def _settle(self, group: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
+        if self._queue:
+            self._charge(group)
+        elif self._shares.had:
+            self._shares.forget()
         self._began = None
         self._begin()
         try:
@@ -191,6 +202,13 @@ class Worker:
         for waiting, outcome in zip(group, outcomes, strict=True):
             if not waiting.outcome.done():  # else nobody waits for it any more
                 waiting.outcome.set_result(outcome)
+
+    def _charge(self, group: Sequence[_Waiting]) -> None:
+        """Let the time that was taken count for those who shared it; by rows, of which who shares with nobody has 1."""
+        each = self.busy_s / sum([done.rows or 1 for done in group])
+        flows = {waiting.flow for waiting in self._queue}
+        for done in group:
+            self._shares.charge(done.flow, each * (done.rows or 1), flows)
 
 
 def _outcomes(together: Together[W, T], works: Sequence[W]) -> Sequence[T | Exception]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
+from ipaddress import ip_network
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from acclimate_adapters.adapter import complete
 from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.clients.requests import ClientRequest, Reply, rfc3339
 from acclimate_service.compute.process import available_cores, slice_of, take_threads
+from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
 from acclimate_service.http.payload import PayloadLimits, media_type
 from acclimate_service.service import Service
@@ -123,6 +125,7 @@ class RequestContext:
         Raises:
             Problem: `too_many_requests`.
         """
+        FLOW.set((_caller(self._http.client.host if self._http.client else ""), self.client.client))
         with self._held, self._service.admission.batches.hold(self.client.client):
             yield
 
@@ -349,6 +352,12 @@ def _check_query(http: Request, accepted: tuple[str, ...]) -> None:
             raise Problem("invalid_request", f"there is no parameter {name[:40]!r} here; accepted are: {known}")
         if names.count(name) > 1:
             raise Problem("invalid_request", f"the parameter {name!r} is there more than once")
+
+
+@lru_cache(maxsize=4096)
+def _caller(address: str) -> str:
+    """Who has an address; of IPv6, where a network is what a site gets, its network."""
+    return str(ip_network((address, 64), strict=False)) if ":" in address else address
 
 
 def _deadline(text: str | None, longest: int) -> float:

@@ -4,7 +4,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from acclimate_service.clients.admission import DynamicThreshold
+from acclimate_service.clients.admission import Backlog, DynamicThreshold
 from acclimate_service.errors import Problem
 
 
@@ -43,6 +43,46 @@ def test_places_that_are_given_back_are_free_again_and_leave_nothing_behind():
     with pytest.raises(ZeroDivisionError), admission.hold("a"):
         raise ZeroDivisionError
     assert not admission._taken
+
+
+def waits(backlog, held, flow, seconds):
+    """Take a place and keep it; what a refusal says, else None."""
+    try:
+        held.enter_context(backlog.hold(flow, seconds))
+    except Problem as problem:
+        return problem
+    return None
+
+
+def test_what_would_wait_longer_than_the_bound_is_told_when_it_would_not():
+    backlog, flow = Backlog(2.0), ("caller", "cam")
+    with ExitStack() as held:
+        assert waits(backlog, held, flow, 9.0) is None, "it meets nobody"
+        problem = waits(backlog, held, flow, 0.5)
+        assert problem.code == "too_many_requests"
+        assert problem.headers == {"Retry-After": "7"}
+        assert "would wait about 9,000 ms for the device, and 2,000 ms are accepted" in problem.detail
+    assert waits(backlog, held, flow, 0.5) is None
+    held.close()
+    assert not backlog._taken
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.125])
+def test_accepted_batches_of_equal_clients_wait_no_longer_than_the_bound(seconds):
+    backlog = Backlog(2.0)
+    with ExitStack() as held:
+        taken = [waits(backlog, held, ("caller", f"{number}"), seconds) is None for number in range(100)]
+    assert sum(taken) == 2 / seconds + 1  # the last one waits for all others
+
+
+def test_a_flood_of_clients_of_one_caller_shuts_neither_others_out_nor_a_light_client_of_its_own():
+    backlog = Backlog(2.0)
+    with ExitStack() as held:
+        while waits(backlog, held, ("flood", f"{len(backlog._taken.get('flood', ()))}"), 0.1) is None:
+            pass
+        assert waits(backlog, held, ("flood", "another"), 0.1) is not None
+        assert waits(backlog, held, ("flood", "light"), 0.01) is None
+        assert waits(backlog, held, ("other", "cam"), 1.0) is None
 
 
 def test_a_client_that_floods_the_service_does_not_shut_others_out(

@@ -46,7 +46,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             context.hold_images(images)
             kind = kind_of(images.shape, images.dtype)
             wanted = await context.request(b"enroll", kind, images.data.cast("B"), labels.tobytes())
-            return context.reply(await service.clients.enroll(wanted, Examples(images, labels)))
+            return context.reply(await service.enroll(wanted, Examples(images, labels)))
 
     router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
     router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)
