@@ -119,7 +119,7 @@ def interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
     draw = np.random.default_rng(seed)
     means = draw.choice(values, (DRAWS, len(values))).mean(1)
     low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
+    return round(float(low), 12), round(float(high), 12)  # what is 0 but for the last bits is not above 0
 
 
 def _stream(

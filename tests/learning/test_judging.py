@@ -46,6 +46,12 @@ def test_the_interval_holds_the_mean_of_other_samples_nineteen_times_in_twenty()
     assert 180 <= held <= 199
 
 
+def test_a_bound_that_is_0_but_for_the_last_bits_is_not_above_0() -> None:
+    right = np.array([51, 49, 51, 53, 41, 52, 51, 51, 47, 46, 42, 46, 50, 53, 41, 44, 53, 47, 42, 43])
+    gained = np.array([1, 1, 0, 0, -1, 2, 1, 2, 0, 0, 0, -1, 1, -1, 0, 2, 2, -1, 1, 0])
+    assert interval((right + gained) / 60 - right / 60)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("judgement", "obstacle"),
     [
