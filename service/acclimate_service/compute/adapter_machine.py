@@ -137,8 +137,9 @@ class AdapterMachine:
 
     def size(self, state: ClientState) -> int:
         """About how many bytes the exact state takes, here in memory and stored without a budget."""
-        record = state.record.nbytes if state.record else 0
-        return state.state.nbytes + record + _HEADER_BYTES + _TENSOR_BYTES * len(state.state.tensors)
+        record = state.record
+        rows = record.rows.nbytes + len(record.batches) if record else 0
+        return state.state.nbytes + rows + _HEADER_BYTES + _TENSOR_BYTES * len(state.state.tensors)
 
     def adapter(self, state: ClientState) -> str:
         """Name of the adapter that made the state."""

@@ -65,11 +65,6 @@ class Record:
     answering: Answer = "adapted"
     born: bytes = b""
 
-    @property
-    def nbytes(self) -> int:
-        """About how many bytes `to_bytes` gives."""
-        return self.rows.nbytes + len(self.batches) + _HEADER.size + _ID_BYTES
-
     def append(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], *, answering: Answer) -> "Record":
         """Remember a batch, as far as there is room; the newest is always remembered.
 

@@ -24,7 +24,7 @@ from acclimate_service.clients.requests import ClientRequest, Reply, rfc3339
 from acclimate_service.compute.process import available_cores, slice_of, take_threads
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
-from acclimate_service.http.payload import PayloadLimits, media_type
+from acclimate_service.http.payload import ARRAYS, PayloadLimits, decoding, media_type
 from acclimate_service.service import Service
 from acclimate_service.state import ClientScope, fingerprint, random_rid
 
@@ -35,7 +35,6 @@ _ON_LOOP: Final = 256 * 1024
 """Bytes of an array that are read in a fraction of a millisecond; another thread would take longer to begin."""
 _PIECE: Final = 2**20
 """Bytes of a body that are admitted, and of a state that are sent, at a time."""
-_ARRAYS: Final = ("application/octet-stream", "application/x-npy")
 _ENCODINGS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Window bits by which zlib knows the form of the data."""
 _ONCE: Final = (
@@ -177,6 +176,18 @@ class RequestContext:
         self.hold(len(inflated))
         return inflated
 
+    async def images(self, limit: int) -> NDArray[Any]:
+        """The images of the body, which are counted too; `limit`, and what it raises, as of `body` and `decoded`."""
+        body = await self.body(limit)
+        spec, limits = self._service.bundle.manifest.input, self._intake.limits
+        read = ARRAYS.get(media_type(self.content_type))
+        if read is None:
+            images = await self.decoded(decoding(body, self.content_type, self.headers, spec, limits), len(body))
+        else:
+            images = await _at_once(partial(read, body, self.headers, spec, limits), len(body))
+        self.hold_images(images)
+        return images
+
     async def computed(self, work: Callable[[], T]) -> T:
         """What blocking work gives that reads a body in one piece; raises what it raises, and `too_many_requests`."""
 
@@ -191,15 +202,14 @@ class RequestContext:
 
         Args:
             work: blocking from one of its steps to the next.
-            nbytes: of the body. An array is read at once: on the event loop if it is small, which no thread is faster
-                at, else in a thread that no pictures are waited for in.
+            nbytes: of the body. One that is an array is read at once.
 
         Raises:
             Problem: `too_many_requests`; `deadline_exceeded`, once the deadline has passed or the caller has left.
             PayloadError: what the work raises.
         """
-        if media_type(self.content_type) in _ARRAYS:
-            return complete(work) if nbytes <= _ON_LOOP else await asyncio.to_thread(complete, work)
+        if media_type(self.content_type) in ARRAYS:
+            return await _at_once(partial(complete, work), nbytes)
         loop = asyncio.get_running_loop()
         with self._intake.decoding.hold(self.client.client):
             while not (done := await loop.run_in_executor(self._intake.threads, slice_of, work)):
@@ -294,6 +304,14 @@ class _HeldReply(Response):
                 piece = self._data[start : start + _PIECE]
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+async def _at_once(read: Callable[[], T], nbytes: int) -> T:
+    """What is read from an array: on the event loop if it is small, else in a thread in which no pictures are decoded.
+
+    For so few bytes no thread is faster.
+    """
+    return read() if nbytes <= _ON_LOOP else await asyncio.to_thread(read)
 
 
 def json(body: Mapping[str, Any], status: int = 200) -> Response:

@@ -67,7 +67,8 @@ def test_a_record_survives_its_bytes(batches, seed):
     assert read == record
     assert np.array_equal(read.rows, record.rows)
     assert read.to_bytes() == record.to_bytes()
-    assert abs(len(record.to_bytes()) - record.nbytes) <= 8
+    beside = len(record.to_bytes()) - record.rows.nbytes - len(record.batches)
+    assert 0 < beside < 100, "rows and batches are about all that it takes"
     assert record.rows.shape[1] <= max(ROWS, 300)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from acclimate_adapters.adapter import complete
 from acclimate_store import InputSpec
 
-from .arrays import Batch, decode_npy, decode_raw
+from .arrays import ARRAYS, Batch
 from .documents import Json, Labels, check_document, decode_document, load_json, parse_labels, read_labels
 from .forms import read_form
 from .images import decode_images
@@ -16,6 +16,7 @@ from .limits import PayloadCode, PayloadError, PayloadLimits
 from .media import MEDIA_TYPES, media_type, unsupported
 
 __all__ = [
+    "ARRAYS",
     "MEDIA_TYPES",
     "Batch",
     "Json",
@@ -53,16 +54,13 @@ def decoding(
     Raises:
         PayloadError: for every body that is refused, and nothing else.
     """
-    named = {name.lower(): value for name, value in headers.items()}
     match media_type(content_type):
         case "application/json":
             return (yield from decode_document(check_document(load_json(body)), spec, limits))
         case "multipart/form-data":
             return (yield from decode_images(read_form(body, content_type, limits).files, spec, limits))
-        case "application/x-npy":
-            return decode_npy(body, named, spec, limits)
-        case "application/octet-stream":
-            return decode_raw(body, named, spec, limits)
+        case kind if kind in ARRAYS:
+            return ARRAYS[kind](body, {name.lower(): value for name, value in headers.items()}, spec, limits)
         case kind if kind in MEDIA_TYPES:
             return (yield from decode_images([body], spec, limits))
         case _:

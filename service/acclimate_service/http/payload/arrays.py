@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -221,3 +221,7 @@ def _declared_dtype(headers: Mapping[str, str]) -> np.dtype[Any]:
         detail = f"X-Tensor-Dtype {name[:20]!r} is not accepted; use {' or '.join(_RAW_DTYPES)}"
         raise PayloadError("wrong_dtype", detail)
     return _RAW_DTYPES[name]
+
+
+ARRAYS: Final = {"application/x-npy": decode_npy, "application/octet-stream": decode_raw}
+"""How bodies that are one array are read, by their media types. Names of headers are in lower case."""

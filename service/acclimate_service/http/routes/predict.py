@@ -9,7 +9,7 @@ from acclimate_service.clients.engine import Batch
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, kind_of
-from acclimate_service.http.payload import MEDIA_TYPES, decoding, decoding_labelled
+from acclimate_service.http.payload import MEDIA_TYPES, decoding_labelled
 
 _NUMBER = re.compile(r"[0-9]{1,16}")
 _LARGEST_NUMBER = 2**53 - 1
@@ -26,10 +26,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
         context = RequestContext(intake, request, client_id, keyed=adapt, query=("adapt", "probabilities"))
         number = _number(context.headers.get("x-batch-number"), adapt)
         with context.admitted():
-            body = await context.body(limit)
-            work = decoding(body, context.content_type, context.headers, manifest.input, intake.limits)
-            images = await context.decoded(work, len(body))
-            context.hold_images(images)
+            images = await context.images(limit)
             what = kind_of(images.shape, images.dtype) + f" {probabilities}".encode()
             wanted = await context.request(b"predict", what, images.data.cast("B"), number=number)
             return context.reply(await service.predict(Batch(wanted, images, adapt, probabilities)))
