@@ -34,6 +34,11 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     evaluate.add_argument("--data", type=Path, metavar="DATA", help="labelled images from which clients are simulated")
     _add_population(evaluate)
     evaluate.add_argument("--adapters", metavar="NAMES", help="a,b+c (default: all that the bundle has everything for)")
+    evaluate.add_argument(
+        "--tune",
+        metavar="NAMES",
+        help="choose hyper-parameters of surgical or dynfed by simulated clients that judge nothing (needs --data)",
+    )
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     evaluate.add_argument("--picture", type=Path, metavar="FILE", help="draw the gains there, as SVG")
     evaluate.add_argument("--write", action="store_true", help="publish the next version with what is recommended")

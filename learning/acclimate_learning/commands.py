@@ -19,6 +19,7 @@ from acclimate_learning.judging import Judgement, judge
 from acclimate_learning.likeness import families_like, read_unlabelled
 from acclimate_learning.picture import gains_picture
 from acclimate_learning.rates import Recipe, learn_rates
+from acclimate_learning.settings import Options, choose_settings
 from acclimate_store import BundleKey, Catalogue, Manifest
 from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
@@ -90,10 +91,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
         renewed(catalogue, bundle.manifest, new, "")
     clients = _streams(arguments, bundle)
     names = _candidates(arguments.adapters, bundle.model)
+    settings = _settings(arguments, bundle, names)
     judged = []
     with _bar("client") as advance:
         for name in names:
-            told = judge(bundle.model, bundle.manifest.input, clients, name, progress=lambda: advance(name))  # noqa: B023
+            told = judge(
+                bundle.model, bundle.manifest.input, clients, name, settings.get(name),
+                progress=lambda: advance(name),  # noqa: B023
+            )  # fmt: skip
             judged.append(told)
     of = _words(arguments, clients)
     evidence = [each.evidence(of) for each in judged]
@@ -204,6 +209,26 @@ def _candidates(asked: str | None, model: FrozenModel) -> list[str]:
         return names
     everything = [*sorted(ADAPTERS), *CHAINS]
     return [n for n in everything if n != "none" and n not in SLOW and not missing(create(n), model)]
+
+
+def _settings(arguments: argparse.Namespace, bundle: Bundle, names: Sequence[str]) -> dict[str, Options]:
+    """Hyper-parameters of the adapters of `--tune`, chosen by clients that judge nothing."""
+    asked = [name.strip() for name in arguments.tune.split(",")] if arguments.tune else []
+    if not asked:
+        return {}
+    if arguments.data is None:
+        raise LearningError("--tune chooses by simulated clients; give --data, not --clients")
+    if unknown := [name for name in asked if name not in names]:
+        raise LearningError(f"--tune names {', '.join(unknown)}, which is not judged; judged are {', '.join(names)}")
+    tuners = _simulated(arguments, bundle, ("tune",))["tune"]
+    found = {}
+    with _bar("client") as advance:
+        for name in asked:
+            spec = bundle.manifest.input
+            found[name] = choose_settings(bundle.model, spec, tuners, name, lambda: advance(name))  # noqa: B023
+    for name, options in found.items():
+        print(f"{name}: {json.dumps(options)} is best for {len(tuners)} clients that judge nothing")
+    return found
 
 
 def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: list[Client]) -> Evidence:

@@ -70,7 +70,7 @@ class Learned:
     """Rates, and how they came about.
 
     Args:
-        rates: alpha of every module: those with the least loss on the tuning clients.
+        rates: alpha of every module: the mean over some rounds with the least loss on the tuning clients.
         lr: eta that was used.
         losses: cross-entropy on the tuning clients by round; of round 0 that of the frozen model.
         rounds: that were run.
@@ -182,32 +182,37 @@ class _Run:
     def go_on(self, state: _State, save: Callable[[], None]) -> None:
         """Rounds until the last, or until the tuning clients gain no more.
 
-        If the rates run away with a learning rate that was found here, the best ones go on with a third of it.
+        What is looked at and kept is the mean of the rates since the last look: Algorithm 1 ends with those of the last
+        round, which chance moves, the more the fewer clients a round has. If the rates run away with a learning rate
+        that was found here, the best ones go on with a third of it.
         """
         recipe = self._recipe
+        since: list[Rates] = []  # the last look
         while state.round < recipe.rounds:
             state.round += 1
             try:
                 state.rates = self._round(state.rates, state.round, state.lr, f"round {state.round}")
+                since.append(state.rates)
                 if state.round % recipe.check_every and state.round < recipe.rounds:
                     continue
-                loss = self._loss_after(state)
+                mean, since = average(since), []
+                loss = self._loss_after(state, mean)
             except LearningError:
                 if recipe.lr is not None or state.lr < LADDER[0]:
                     raise
-                state.rates, state.lr = state.best, state.lr / 3
+                state.rates, state.lr, since = state.best, state.lr / 3, []
                 continue
             if loss < min(state.losses.values()):
-                state.best = state.rates
+                state.best = mean
             state.losses[state.round] = loss
             save()
             best = min(state.losses, key=lambda number: state.losses[number])
             if state.round - best >= recipe.patience * recipe.check_every:
                 break
 
-    def _loss_after(self, state: _State) -> float:
+    def _loss_after(self, state: _State, rates: Rates) -> float:
         """Loss on the tuning clients; raises LearningError if it is much worse than that of the frozen model."""
-        loss = self.loss(state.rates)
+        loss = self.loss(rates)
         if not loss < WORSE * state.losses[0]:
             raise LearningError(
                 f"after {state.round} rounds with a learning rate of {state.lr:g} the adapted model is worse than "

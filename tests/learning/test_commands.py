@@ -1,6 +1,7 @@
 """`acclimate learn`, `evaluate` and `models import-atp`: from labelled images to a default adapter that is earned."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,20 @@ def test_an_evaluation_in_which_nothing_gains_is_kept_as_evidence_against_the_sa
     assert "recommended: none" in out
     assert "published, default adapter: none, because: evidence; of consensus its gain of" in out
     assert Catalogue(store).load("fashion-cnn").default().adapter == "none"
+
+
+def test_hyper_parameters_are_chosen_by_clients_that_judge_nothing(
+    store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("evaluate", "fashion-cnn/1", "--data", str(data()), *SMALL, "--adapters", "em,dynfed", "--tune", "dynfed")
+    assert main([*words, "--json", str(tmp_path / "all.json")]) == 0
+    chosen = re.search(r"dynfed: (\{.*\}) is best for 2 clients that judge nothing", capsys.readouterr().out)
+    assert chosen is not None
+    told = {each["adapter"]: each["options"] for each in json.loads((tmp_path / "all.json").read_text())["adapters"]}
+    assert told == {"em": {}, "dynfed": json.loads(chosen[1])}
+    for wrong, reason in ((("--tune", "em"), "nothing is to be chosen for em"), (("--tune", "memo"), "is not judged")):
+        assert main([*words[:-2], *wrong]) == 2
+        assert reason in capsys.readouterr().err
 
 
 def test_clients_may_be_folders(store: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
