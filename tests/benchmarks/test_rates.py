@@ -5,13 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acclimate_bench.accuracy.rates import (
-    SIMULATED,
-    Relearned,
-    clean_images,
-    draw,
-    row,
-)
+from acclimate_bench.accuracy.rates import SIMULATED, Relearned, clean_images, draw, row
 from acclimate_bench.cli import main
 from acclimate_bench.data.fashion import CARRIED, FASHION, load_fashion
 from acclimate_learning.rates import Learned

@@ -31,8 +31,10 @@ SIMULATED: Final[Mapping[str, Simulated]] = {
 }  # fmt: skip
 """The shift of simulated clients that stands for one of the benchmark."""
 MODES: Final = ("batch", "online")
-RECIPE: Final = Recipe()
-POPULATION: Final = Population()
+WHOLE: Final = Recipe(), Population()
+"""As `acclimate learn` does it by default."""
+QUICK: Final = Recipe(rounds=40, cohort=8), Population(judges=20, judge_images=60)
+"""A tenth of the work, by which the pattern of the rates shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def add_parser(commands: Subparsers) -> None:
         "--images", type=Path, metavar="DATA", help="labelled clean images to learn from (default: those of FOLDER)"
     )
     rates.add_argument("--shifts", nargs="+", choices=FASHION, default=FASHION, help="default: all of them")
+    rates.add_argument("--quick", action="store_true", help="a tenth of the work, which shows the pattern of the rates")
     rates.add_argument("--threads", type=positive, default=1, help="threads of torch (default: 1, as recorded)")
     rates.add_argument("--picture", type=Path, metavar="FILE", help="draw the rates there")
     rates.set_defaults(run=run_rates)
@@ -74,7 +77,8 @@ def run_rates(arguments: argparse.Namespace) -> int:
     print(HEAD)
     for name in arguments.shifts:
         shift = load_fashion(arguments.data, name)
-        result = relearn(shift, arguments.data / name, clean_images(arguments.data, shift, arguments.images))
+        pool = clean_images(arguments.data, shift, arguments.images)
+        result = relearn(shift, arguments.data / name, pool, *(QUICK if arguments.quick else WHOLE))
         print(row(result), flush=True)
         results.append(result)
     if arguments.picture:
@@ -108,9 +112,7 @@ def _clean_clients(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, *INPUT.shape), arrays["labels"][rows].reshape(-1)
 
 
-def relearn(
-    shift: Shift, folder: Path, pool: Pool, recipe: Recipe = RECIPE, population: Population = POPULATION
-) -> Relearned:
+def relearn(shift: Shift, folder: Path, pool: Pool, recipe: Recipe, population: Population) -> Relearned:
     """Learn the rates of a shift from a pool of clean images, and see what they do for its target clients."""
     chosen = replace(population, shift=SIMULATED[shift.name])
     teachers, tuners = (simulate(pool, chosen, role) for role in ("teach", "tune"))
