@@ -3,7 +3,7 @@
 import json
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import urlencode
@@ -85,6 +85,7 @@ class Settings:
         timeout: Seconds that one attempt may wait to connect, and for each piece of the reply.
         max_retries: Attempts after the first one.
         headers: Sent with every request, e.g. credentials.
+        model: Name of the model whose clients are meant, where the service has several; None for the default one.
 
     Raises:
         ValueError: One of them is outside its range.
@@ -94,12 +95,21 @@ class Settings:
     timeout: float
     max_retries: int
     headers: Mapping[str, str] | None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         _checks.check_url(self.base_url)
         _checks.check_timeout(self.timeout)
         if self.max_retries < 0:
             raise ValueError(f"max_retries is {self.max_retries}; accepted are 0 and more")
+        if self.model is not None:
+            _checks.model_path(self.model)
+
+    def of_model(self, call: Call[T]) -> Call[T]:
+        """Returns the call for a client of the model that is meant."""
+        if self.model is None or not call.path.startswith("/clients/"):
+            return call
+        return replace(call, path=f"/models/{self.model}{call.path}")
 
     def limit(self, timeout: float | None) -> float:
         """Returns the timeout of a call that may name one of its own."""

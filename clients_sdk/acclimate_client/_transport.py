@@ -94,10 +94,11 @@ class Transport:
         timeout: float = 30.0,
         max_retries: int = 4,
         headers: Mapping[str, str] | None = None,
+        model: str | None = None,
         _sleep: Callable[[float], None] = time.sleep,
         _random: Callable[[], float] = random.random,
     ) -> None:
-        self._settings = Settings(base_url, timeout, max_retries, headers)
+        self._settings = Settings(base_url, timeout, max_retries, headers, model)
         self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
         self._sleep = _sleep
         self._random = _random
@@ -115,6 +116,7 @@ class Transport:
         self.close()
 
     def _run(self, call: Call[T]) -> T:
+        call = self._settings.of_model(call)
         retries = Retries(call, self._settings.max_retries, self._random)
         while True:
             try:
@@ -140,10 +142,11 @@ class AsyncTransport:
         timeout: float = 30.0,
         max_retries: int = 4,
         headers: Mapping[str, str] | None = None,
+        model: str | None = None,
         _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         _random: Callable[[], float] = random.random,
     ) -> None:
-        self._settings = Settings(base_url, timeout, max_retries, headers)
+        self._settings = Settings(base_url, timeout, max_retries, headers, model)
         self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
         self._sleep = _sleep
         self._random = _random
@@ -161,6 +164,7 @@ class AsyncTransport:
         await self.close()
 
     async def _run(self, call: Call[T]) -> T:
+        call = self._settings.of_model(call)
         retries = Retries(call, self._settings.max_retries, self._random)
         while True:
             try:

@@ -35,6 +35,7 @@ class Client(Transport):
         max_retries: Attempts after the first one. Waits grow from 0.25 s to 8 s, with full jitter; Retry-After is
             honoured up to 60 s, above that the error is raised at once.
         headers: Sent with every request, e.g. credentials.
+        model: Name of the model whose clients are meant, where the service has several; None for the default one.
 
     Raises:
         ValueError: An argument is outside its range.

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Final, NamedTuple
@@ -59,6 +60,8 @@ from acclimate_store.identity import identity_of
 from acclimate_store.layout_choice import fastest
 from acclimate_store.vision import torchvision
 
+_LONGEST_TENANT: Final = 128
+"""Characters that the keys of clients may have for it."""
 _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
 _log = logging.getLogger(__name__)
@@ -68,7 +71,10 @@ RETRY_WINDOW_MS: Final = 600_000
 
 @dataclass(slots=True)
 class Service:
-    """An open service. `draining` is set once it is to end: it still answers, and says that it is not ready."""
+    """An open service for the clients of one model; that of the default model knows the `others`, by name.
+
+    `draining` is set once it is to end: it still answers, and says that it is not ready.
+    """
 
     settings: Settings
     bundle: Bundle
@@ -88,6 +94,7 @@ class Service:
     fleet: Fleet | None
     challengers: Challengers | None
     rounds: Rounds
+    others: Mapping[str, "Service"] = field(default_factory=dict)
     draining: bool = False
 
     @property
@@ -147,12 +154,13 @@ class Service:
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        metrics, (entries, nbytes) = self.metrics.state, self.sessions.journals()
+        every = [self.sessions, *(each.sessions for each in self.others.values())]
+        metrics, journals = self.metrics.state, [each.journals() for each in every]
         self.metrics.waiting.set(self.admission.batches.taken)
-        metrics.sessions.set(len(self.sessions))
-        metrics.cache_bytes.set(self.sessions.nbytes)
-        metrics.journal_entries.set(entries)
-        metrics.journal_bytes.set(nbytes)
+        metrics.sessions.set(sum(map(len, every)))
+        metrics.cache_bytes.set(sum(each.nbytes for each in every))
+        metrics.journal_entries.set(sum(entries for entries, _ in journals))
+        metrics.journal_bytes.set(sum(nbytes for _, nbytes in journals))
         metrics.unreplicated.set(self.wire.unreplicated)
 
 
@@ -166,12 +174,34 @@ class _Redis(NamedTuple):
     probe: Probe
 
 
+class _Model(NamedTuple):
+    """A model that is to be served, the settings for it, and what they come to: adapters, candidates, costs."""
+
+    settings: Settings
+    bundle: Bundle
+    configurations: Configurations
+    names: list[str]
+    budget: StepBudget
+
+
+class _Shared(NamedTuple):
+    """What the services of all models have in common; `tenant` is that of the default model."""
+
+    limits: Limits
+    metrics: Metrics
+    worker: Worker
+    low_priority: Executor
+    redis: _Redis
+    admission: Admission
+    tenant: str
+
+
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[Service]:
-    """Load the model, reach Redis (or start a private one), and answer a first batch.
+    """Load the models, reach Redis (or start a private one), and answer a first batch; gives that of the default model.
 
     Raises:
-        BundleError: the model cannot be served.
+        BundleError: a model cannot be served.
         EmbeddedRedisError, StoreUnavailable, StoreUnfit: there is no Redis that could keep the states.
         SettingsError: a setting that this machine or model cannot serve, or one that contradicts another.
     """
@@ -181,101 +211,117 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
         stack.callback(_close_worker, worker)
         low_priority = stack.enter_context(background())
-        bundle = await worker.run(partial(_load_bundle, settings), always)
-        configurations = _configurations(settings, bundle)
-        names = _challenger_configurations(settings, bundle.model)
-        prices = await worker.run(partial(Prices.measured, bundle), always)
-        budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
-        pace = Pace(budget)
-        _require_affordable(budget, configurations.default, names)
-
+        models = [await _load_model(each, worker) for each in _by_model(settings)]
         redis = await _open_redis(settings, limits, stack)
-        wire, store = redis.wire, redis.store
-        lineage = await _lineage(settings, wire, worker, bundle, configurations)
-        bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
-        machine = AdapterMachine(
-            bundle,
-            configurations,
-            lineage,
-            worker,
-            budget,
-            pace,
-            metrics,
-            low_priority,
-            exact_above=settings.inline_max,
-            state_budget=settings.state_budget,
-            influence=settings.influence,
-        )
-        default = configurations.default
-        places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
-        scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
-        fleet = pairs = challengers = None
-        if settings.guard != "off":
-            fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha)
-        if settings.auto_switch:
-            pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(names))
-        evidence = [each for each in (fleet, pairs) if each is not None]
-        for each in evidence:
-            stack.push_async_callback(each.aclose)
-        champion = Champion(default, pairs, metrics)
-        beside_bytes = settings.cache_bytes // 4 if names and fleet is not None else 0
-        own_bytes = settings.cache_bytes - beside_bytes
-        sessions = scopes.sessions(lineage.scope, champion.configuration, own_bytes, metrics.state)
-        if fleet is not None and names:
-            challengers = scopes.challengers(names, champion, sessions, fleet, pairs, beside_bytes)
-        stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
+        admission = Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000)
+        shared = _Shared(limits, metrics, worker, low_priority, redis, admission, settings.tenant)
+        services = [await _open_model(each, shared, stack) for each in models]
+        services[0].others = {each.bundle.manifest.name: each for each in services[1:]}
+        yield services[0]
 
-        announcements = _announcements(redis, settings.tenant, lineage.scope, sessions, challengers, metrics.background)
-        announcements.start()
-        stack.push_async_callback(announcements.aclose)
-        cohorts = Cohorts(wire, limits, lineage.oldest_like(create("fed_ade", layers="all").needs), settings.tenant)
-        rounds = Rounds(
-            bundle.model,
-            configurations,
+
+async def _load_model(settings: Settings, worker: Worker) -> _Model:
+    """Load a model and refuse settings that it cannot serve; raises as `open_service`."""
+    bundle = await worker.run(partial(_load_bundle, settings), always)
+    configurations = _configurations(settings, bundle)
+    names = _challenger_configurations(settings, bundle.model)
+    prices = await worker.run(partial(Prices.measured, bundle), always)
+    budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
+    _require_affordable(budget, configurations.default, names)
+    return _Model(settings, bundle, configurations, names, budget)
+
+
+async def _open_model(model: _Model, shared: _Shared, stack: AsyncExitStack) -> Service:
+    """Open what serves one model, beside others, and answer a first batch; raises as `open_service`."""
+    settings, bundle, configurations, names, budget = model
+    limits, metrics, worker, redis = shared.limits, shared.metrics, shared.worker, shared.redis
+    pace = Pace(budget)
+    wire, store = redis.wire, redis.store
+    lineage = await _lineage(settings, shared, bundle, configurations)
+    bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
+    machine = AdapterMachine(
+        bundle,
+        configurations,
+        lineage,
+        worker,
+        budget,
+        pace,
+        metrics,
+        shared.low_priority,
+        exact_above=settings.inline_max,
+        state_budget=settings.state_budget,
+        influence=settings.influence,
+    )
+    default = configurations.default
+    places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
+    scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
+    fleet = pairs = challengers = None
+    if settings.guard != "off":
+        fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha)
+    if settings.auto_switch:
+        pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(names))
+    evidence = [each for each in (fleet, pairs) if each is not None]
+    for each in evidence:
+        stack.push_async_callback(each.aclose)
+    champion = Champion(default, pairs, metrics)
+    beside_bytes = settings.cache_bytes // 4 if names and fleet is not None else 0
+    own_bytes = settings.cache_bytes - beside_bytes
+    sessions = scopes.sessions(lineage.scope, champion.configuration, own_bytes, metrics.state)
+    if fleet is not None and names:
+        challengers = scopes.challengers(names, champion, sessions, fleet, pairs, beside_bytes)
+    stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
+
+    announcements = _announcements(redis, settings.tenant, lineage.scope, sessions, challengers, metrics.background)
+    announcements.start()
+    stack.push_async_callback(announcements.aclose)
+    cohorts = Cohorts(wire, limits, lineage.oldest_like(create("fed_ade", layers="all").needs), settings.tenant)
+    rounds = Rounds(
+        bundle.model,
+        configurations,
+        sessions,
+        worker,
+        cohorts,
+        tenant=settings.tenant,
+        background=metrics.background,
+    )
+    stack.push_async_callback(rounds.aclose)
+
+    replies = Replies(store, lineage.scope, configurations)
+    new_states = NewStates(bundle, configurations, lineage, worker, budget)
+    forgetting = [*(each.forget for each in evidence), rounds.forget]
+    service = Service(
+        settings=settings,
+        bundle=bundle,
+        configurations=configurations,
+        limits=limits,
+        metrics=metrics,
+        worker=worker,
+        pace=pace,
+        wire=wire,
+        probe=redis.probe,
+        private_redis=redis.private,
+        sessions=sessions,
+        admission=shared.admission,
+        engine=Engine(
             sessions,
-            worker,
-            cohorts,
-            tenant=settings.tenant,
-            background=metrics.background,
-        )
-        stack.push_async_callback(rounds.aclose)
-
-        replies = Replies(store, lineage.scope, configurations)
-        new_states = NewStates(bundle, configurations, lineage, worker, budget)
-        forgetting = [*(each.forget for each in evidence), rounds.forget]
-        service = Service(
-            settings=settings,
-            bundle=bundle,
-            configurations=configurations,
-            limits=limits,
-            metrics=metrics,
-            worker=worker,
-            pace=pace,
-            wire=wire,
-            probe=redis.probe,
-            private_redis=redis.private,
-            sessions=sessions,
-            admission=Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000),
-            engine=Engine(
-                sessions,
-                machine,
-                replies,
-                metrics,
-                fleet=fleet,
-                frozen_on_outage=settings.store_outage == "frozen",
-            ),
-            clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
-            feedback=Feedback(configurations, sessions, replies, fleet, evidence, budget, metrics),
+            machine,
+            replies,
+            metrics,
             fleet=fleet,
-            challengers=challengers,
-            rounds=rounds,
-        )
-        # noise, since no step is taken on flat pictures
-        noise = np.random.default_rng(0).integers(0, 256, (2, *bundle.manifest.input.shape), np.uint8)
-        await service.engine.warm_up(noise, default)
-        if settings.round_interval_s is not None:
-            rounds.repeat(settings.round_interval_s, settings.round_clients)
-        yield service
+            frozen_on_outage=settings.store_outage == "frozen",
+        ),
+        clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
+        feedback=Feedback(configurations, sessions, replies, fleet, evidence, budget, metrics),
+        fleet=fleet,
+        challengers=challengers,
+        rounds=rounds,
+    )
+    # noise, since no step is taken on flat pictures
+    noise = np.random.default_rng(0).integers(0, 256, (2, *bundle.manifest.input.shape), np.uint8)
+    await service.engine.warm_up(noise, default)
+    if settings.round_interval_s is not None:
+        rounds.repeat(settings.round_interval_s, settings.round_clients)
+    return service
 
 
 def _close_worker(worker: Worker) -> None:
@@ -340,6 +386,31 @@ def _announcements(
     return Announcements(redis.link, dropped, missed, partial(watched.failed, "announcements"), wanted)
 
 
+def _by_model(settings: Settings) -> list[Settings]:
+    """The settings of each model, the default one first, which has the plain tenant; they share what memory there is.
+
+    Raises:
+        SettingsError: a model is named twice, or a tenant becomes too long.
+    """
+    named = dict.fromkeys(key for key in (settings.model, *settings.models) if key is not None)
+    keys: list[str | None] = [*named] or [None]
+    names = ["" if key is None else BundleKey.parse(key).name for key in keys]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"ACCLIMATE_MODELS: {', '.join(twice)} is there in two versions; one process serves one")
+    share = {
+        "cache_bytes": settings.cache_bytes // len(keys),
+        "device_cache_bytes": settings.device_cache_bytes // len(keys),
+        "drain_budget_s": settings.drain_budget_s / len(keys),
+    }
+    found = list[Settings]()
+    for key, name in zip(keys, names, strict=True):
+        tenant = f"{settings.tenant}~{name}" if found else settings.tenant
+        if len(tenant) > _LONGEST_TENANT:
+            raise SettingsError(f"ACCLIMATE_TENANT: {tenant} has more than {_LONGEST_TENANT} characters")
+        found.append(settings.model_copy(update={**share, "model": key, "tenant": tenant}))
+    return found
+
+
 def _load_bundle(settings: Settings) -> Bundle:
     """The model that is to be served; raises BundleError and SettingsError.
 
@@ -370,15 +441,13 @@ def _named(model: str | None, catalogue: Catalogue) -> BundleKey:
     raise SettingsError(f"ACCLIMATE_MODEL: name one of the bundles in {catalogue.root}: {', '.join(names)}")
 
 
-async def _lineage(
-    settings: Settings, wire: Wire, worker: Worker, bundle: Bundle, configurations: Configurations
-) -> ModelLineage:
-    """The versions that clients of this tenant were served, the one of this bundle among them from now on."""
+async def _lineage(settings: Settings, shared: _Shared, bundle: Bundle, configurations: Configurations) -> ModelLineage:
+    """The versions that clients were served, the one of this bundle among them from now on."""
     served = identity_of(bundle.manifest, bundle.model.content_hash, bundle.model.source)
     catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    known = await known_versions(wire, settings.tenant)
-    older = await worker.run(partial(older_in_store, catalogue, served, known), always)
-    known = await known_versions(wire, settings.tenant, *older, Version(served, configurations.default))
+    known = await known_versions(shared.redis.wire, shared.tenant)
+    older = await shared.worker.run(partial(older_in_store, catalogue, served, known), always)
+    known = await known_versions(shared.redis.wire, shared.tenant, *older, Version(served, configurations.default))
     return ModelLineage(served, known, configurations, bundle.model)
 
 

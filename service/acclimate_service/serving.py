@@ -90,9 +90,9 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             loop.remove_signal_handler(signal.SIGTERM)
             server.heed_signals()
             listener.listen(BACKLOG)
-            offered = f"acclimate: {summary(service.bundle.model, settings.adapters)}"
-            told = _announcement(service, listener), offered, _default_adapter(service), _computing(service)
-            print("\n".join(told), flush=True)
+            print(_announcement(service, listener))
+            for each in (service, *service.others.values()):
+                print("\n".join(_offer(each)), flush=True)
             if not settings.secret:
                 print(_NO_SECRET, flush=True)
             await server.serve(sockets=[listener])
@@ -120,11 +120,18 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _announcement(service: Service, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
+    served = ", ".join(each.bundle.manifest.key for each in (service, *service.others.values()))
     where = "the Redis at ACCLIMATE_REDIS_URL" if service.settings.redis_url else f"{service.settings.data_dir}"
     return (
-        f"acclimate: serving {service.bundle.manifest.key} at http://{f'[{host}]' if ':' in host else host}:{port}, "
+        f"acclimate: serving {served} at http://{f'[{host}]' if ':' in host else host}:{port}, "
         f"state in {where} (durability {service.probe.facts.durability})"
     )
+
+
+def _offer(service: Service) -> tuple[str, ...]:
+    """What a model is served with."""
+    offered = f"acclimate: {summary(service.bundle.model, service.settings.adapters)}"
+    return offered, _default_adapter(service), _computing(service)
 
 
 def _default_adapter(service: Service) -> str:

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AliasChoices, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsableSetting
 
 from acclimate_store.runtimes import Choice
@@ -53,6 +53,10 @@ class Settings(BaseSettings):
 
     model: str | None = None
     """Bundle to serve: `name` for its newest version, or `name/version`; by default the only one of the store."""
+
+    models: Annotated[tuple[str, ...], NoDecode] = ()
+    """Bundles to serve, as a comma list. The first is the default model, unless `model` names it; all are reached by
+    `/models/<name>/clients/...`. Each has its clients, of whom there may be `max_clients`, for itself."""
 
     adapter: str | None = None
     """Adapter of every client; by default the one that the bundle has shown to help, else `consensus` where the model
@@ -205,6 +209,11 @@ class Settings(BaseSettings):
 
     state_ttl_s: int = Field(7 * 86_400, ge=60)
     """Seconds after its last batch when a client's state expires."""
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
 
     @property
     def lead_s(self) -> float:

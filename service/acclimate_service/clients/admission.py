@@ -1,7 +1,7 @@
 """Admission control: how much may be under way, and how much of it may be one client's."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -64,9 +64,9 @@ class DynamicThreshold:
 class Backlog:
     """Refuses what would have to wait too long for the device, by what all that is under way will take of it.
 
-    Callers have equal shares of the device, and so have the clients of one caller (`compute.shares`). So a batch waits
-    for no more of another client than its own client has under way with it, and for no more of another caller than its
-    own caller has then.
+    Models have equal shares of the device, and so have the callers of a model and the clients of a caller
+    (`compute.shares`). So a batch waits for no more of another client than its own client has under way with it, for no
+    more of another caller than its own caller has then, and so on.
 
     Args:
         most_s: longest wait that is accepted.
@@ -74,7 +74,7 @@ class Backlog:
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
-        self._taken: dict[str, dict[str, list[float]]] = {}
+        self._taken: dict[Flow, list[float]] = {}
 
     @contextmanager
     def hold(self, flow: Flow, seconds: float) -> Iterator[None]:
@@ -83,33 +83,32 @@ class Backlog:
         Raises:
             Problem: `too_many_requests`, with the time after which the wait will be short enough.
         """
-        caller, client = flow
-        excess = (self._wait(caller, client, seconds) if self._taken else 0.0) - self._most_s
+        excess = (self._wait(flow, seconds) if self._taken else 0.0) - self._most_s
         if excess > 0:
             detail = (
                 f"a batch of this client would wait about {1000 * (excess + self._most_s):,.0f} ms for the device, and "
                 f"{1000 * self._most_s:,.0f} ms are accepted (ACCLIMATE_MAX_QUEUE_MS); try again later"
             )
             raise Problem("too_many_requests", detail, headers={"Retry-After": str(math.ceil(excess))})
-        clients = self._taken.setdefault(caller, {})
-        own = clients.setdefault(client, [])
+        own = self._taken.setdefault(flow, [])
         own.append(seconds)
         try:
             yield
         finally:
             own.remove(seconds)
             if not own:
-                del clients[client]
-            if not clients:
-                del self._taken[caller]
+                del self._taken[flow]
 
-    def _wait(self, caller: str, client: str, seconds: float) -> float:
+    def _wait(self, flow: Flow, seconds: float) -> float:
         """Seconds until a batch that takes so many is begun, if nobody comes after it."""
-        clients = {name: sum(own) for name, own in self._taken.get(caller, {}).items()}
-        with_own = clients.pop(client, 0.0) + seconds
-        of_caller = with_own + sum([min(other, with_own) for other in clients.values()])
-        others = [sum(map(sum, each.values())) for name, each in self._taken.items() if name != caller]
-        return of_caller - seconds + sum([min(other, of_caller) for other in others])
+        until = sum(self._taken.get(flow, ())) + seconds
+        for length in range(len(flow), 0, -1):
+            beside = defaultdict[Flow, float](float)
+            for other, held in self._taken.items():
+                if other[: length - 1] == flow[: length - 1] and other[:length] != flow[:length]:
+                    beside[other[:length]] += sum(held)
+            until += sum([min(each, until) for each in beside.values()])
+        return until - seconds
 
 
 class Admission:

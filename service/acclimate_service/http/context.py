@@ -58,20 +58,27 @@ _LONGEST_TIMEOUT_MS: Final = 600_000
 
 
 class Intake:
-    """What all requests share: the room for what they hold in memory, and the threads that decode their bodies.
+    """What the requests to one model share: the room for what they hold in memory, and the threads that decode bodies.
 
     Args:
         service: what answers them.
+        beside: the intake of another model of this process, with which it shares room and threads.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, beside: "Intake | None" = None) -> None:
         settings, manifest = service.settings, service.bundle.manifest
         self.service = service
         self.model = {"name": manifest.name, "version": manifest.version}
         self.limits = PayloadLimits(max_images=settings.max_images, max_pixels=settings.max_pixels)
-        self.memory = DynamicThreshold(settings.max_held_bytes, "bytes")
-        self.decoding = DynamicThreshold(MAX_DECODING, "bodies to be decoded")
-        self.threads = ThreadPoolExecutor(available_cores(), "acclimate-decode", partial(take_threads, 1))
+        self.memory: DynamicThreshold = beside.memory if beside else DynamicThreshold(settings.max_held_bytes, "bytes")
+        self.decoding: DynamicThreshold = (
+            beside.decoding if beside else DynamicThreshold(MAX_DECODING, "bodies to be decoded")
+        )
+        self.threads: ThreadPoolExecutor = beside.threads if beside else _decoding_threads()
+
+
+def _decoding_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(available_cores(), "acclimate-decode", partial(take_threads, 1))
 
 
 class RequestContext:
@@ -124,7 +131,8 @@ class RequestContext:
         Raises:
             Problem: `too_many_requests`.
         """
-        FLOW.set((_caller(self._http.client.host if self._http.client else ""), self.client.client))
+        caller = _caller(self._http.client.host if self._http.client else "")
+        FLOW.set((self._intake.model["name"], caller, self.client.client))
         with self._held, self._service.admission.batches.hold(self.client.client):
             yield
 

@@ -78,7 +78,7 @@ def test_accepted_batches_of_equal_clients_wait_no_longer_than_the_bound(seconds
 def test_a_flood_of_clients_of_one_caller_shuts_neither_others_out_nor_a_light_client_of_its_own():
     backlog = Backlog(2.0)
     with ExitStack() as held:
-        while waits(backlog, held, ("flood", f"{len(backlog._taken.get('flood', ()))}"), 0.1) is None:
+        while waits(backlog, held, ("flood", f"{len(backlog._taken)}"), 0.1) is None:
             pass
         assert waits(backlog, held, ("flood", "another"), 0.1) is not None
         assert waits(backlog, held, ("flood", "light"), 0.01) is None
@@ -115,3 +115,12 @@ def test_a_tenant_has_so_many_clients_and_a_deleted_one_makes_room(make_replica,
     assert post(replica, "three", images, "?adapt=false").status_code == 200, "nothing is kept of it"
     replica.http.delete("/clients/two")
     assert post(replica, "three", images).status_code == 200
+
+
+def test_a_batch_waits_for_no_more_of_another_model_than_its_own_model_has():
+    backlog = Backlog(2.0)
+    with ExitStack() as held:
+        for number in range(50):
+            held.enter_context(backlog.hold(("busy", f"caller {number}", "cam"), 0.02))
+        assert waits(backlog, held, ("quiet", "caller", "cam"), 1.9) is None
+        assert waits(backlog, held, ("busy", "caller", "cam"), 2.9) is not None

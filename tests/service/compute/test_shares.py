@@ -99,3 +99,16 @@ def test_flows_are_bounded_in_number():
         shares.join(following)
         shares.charge(flow, 0.001, {following})
     assert len(shares.had) <= 4097
+
+
+def test_a_model_with_many_callers_has_no_more_than_one_with_a_single_caller():
+    shares, served = Shares(), []
+    waiting = [("a", f"caller {number}", "cam") for number in range(9)] + [("b", "caller", "cam")] * 9
+    for flow in waiting:
+        shares.join(flow)
+    while ("b", "caller", "cam") in waiting:
+        waiting.sort(key=shares.rank)
+        flow = waiting.pop(0)
+        served.append(flow[0])
+        shares.charge(flow, 0.01, set(waiting))
+    assert abs(served[:12].count("a") - served[:12].count("b")) <= 1

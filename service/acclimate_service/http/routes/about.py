@@ -1,6 +1,7 @@
 """What the service says of itself: its models, its adapters, whether it answers, and its metrics."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,23 +11,27 @@ from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
 from acclimate_service.http.context import Intake, json
 from acclimate_service.metrics import Metrics
-from acclimate_store import Bundle
-from acclimate_store.manifest import Default
+from acclimate_service.service import Service
 
 
-def add_routes(router: APIRouter, intake: Intake) -> None:
-    """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs."""
+def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
+    """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs.
+
+    Args:
+        router: that they are added to.
+        intakes: of all models, the default one first.
+    """
+    intake = intakes[0]
     service = intake.service
     offered = available_adapters(service.bundle.model, service.settings.adapters)
-    of_bundle = service.bundle.default(service.settings.adapters)
-    model_list = json({"models": [_describe_model(service.bundle, offered, of_bundle)]})
+    model_list = json({"models": [_describe_model(each.service, default=each is intake) for each in intakes]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
         {"model": intake.model, "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
     )
 
     async def models() -> Response:
-        """The model served, its input, its classes, and the adapters it has everything for."""
+        """The models served, the default one first, their inputs and classes, and the adapters they can serve."""
         return model_list
 
     async def adapters() -> Response:
@@ -78,8 +83,12 @@ def _failing(metrics: Metrics) -> list[dict[str, Any]]:
     ]
 
 
-def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...], default: Default) -> dict[str, Any]:
-    manifest = bundle.manifest
+def _describe_model(service: Service, *, default: bool) -> dict[str, Any]:
+    bundle, manifest = service.bundle, service.bundle.manifest
+    offered, earned = (
+        available_adapters(bundle.model, service.settings.adapters),
+        bundle.default(service.settings.adapters),
+    )
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -89,8 +98,8 @@ def _describe_model(bundle: Bundle, offered: tuple[AvailableAdapter, ...], defau
         "classes": list(manifest.classes),
         "input": dict(zip(("channels", "height", "width"), manifest.input.shape, strict=True)),
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},
-        "default_adapter": {"name": default.adapter, "because": default.because, "reason": default.reason},
-        "default": True,
+        "default_adapter": {"name": earned.adapter, "because": earned.because, "reason": earned.reason},
+        "default": default,
     }
 
 

@@ -1,5 +1,6 @@
 """True labels in; what they show of the adapters out."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -75,15 +76,19 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"examples", kind, images.data.cast("B"), classes.tobytes())
             return context.reply(await service.tell(wanted, Examples(images, classes)))
 
-    async def evidence(model: str) -> Response:
+    router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
+
+
+def evidence_of(intake: Intake) -> Callable[[], Awaitable[Response]]:
+    """The handler that tells the evidence about a model."""
+    service = intake.service
+
+    async def evidence() -> Response:
         """What the labels of all clients show of each adapter."""
-        if model != service.bundle.manifest.name:
-            raise Problem("not_found", f"this service serves {service.bundle.manifest.name!r} alone; see GET /models")
         challengers = service.challengers.configurations if service.challengers else ()
         return json({"model": intake.model, **await service.feedback.of_all(challengers)})
 
-    router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
-    router.add_api_route("/models/{model}/adapters", evidence, methods=["GET"])
+    return evidence
 
 
 def _read(document: Json, classes: tuple[str, ...]) -> list[Label]:
