@@ -24,6 +24,9 @@ class DynamicThreshold:
         room: how much there is.
         of: what it is counted in, as callers are told.
         few: how much any client may have under way while there is room at all.
+
+    Attributes:
+        most: the most that was taken at a time, until somebody lowers it.
     """
 
     def __init__(self, room: int, of: str, few: int = 0) -> None:
@@ -31,6 +34,7 @@ class DynamicThreshold:
         self._of = of
         self._few = few
         self._taken: Counter[str] = Counter()
+        self.most = 0
 
     @property
     def taken(self) -> int:
@@ -53,6 +57,7 @@ class DynamicThreshold:
             detail = f"{own} {self._of} of this client are waiting already, and room for {free} is kept for others"
             raise Problem("too_many_requests", f"{detail}; try again shortly")
         self._taken[client] += amount
+        self.most = max(self.most, total + amount)
         try:
             yield
         finally:

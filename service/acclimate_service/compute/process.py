@@ -26,6 +26,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _LARGEST_REUSED: Final = 32 * 2**20  # bytes; the most that glibc takes
 _LARGEST_KEPT: Final = 512 * 2**20
+_KEPT_AFTER: Final = 64 * 2**20
 
 
 def take_threads(number: int) -> None:
@@ -124,6 +125,13 @@ def _folders(root: Path) -> Iterator[Path]:
         mount = root / "sys/fs/cgroup" / controllers
         inside = PurePosixPath(path.lstrip("/"))
         yield from (mount / level for level in (inside, *inside.parents))
+
+
+def return_freed_memory() -> None:
+    """Give memory back to the kernel that is freed and kept; the next activations pay for new pages, once."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(_KEPT_AFTER)
 
 
 def keep_freed_memory() -> None:

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from acclimate_adapters.adapter import complete
 from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.clients.requests import ClientRequest, Reply, rfc3339
-from acclimate_service.compute.process import available_cores, slice_of, take_threads
+from acclimate_service.compute.process import available_cores, return_freed_memory, slice_of, take_threads
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
 from acclimate_service.http.payload import ARRAYS, PayloadLimits, decoding, media_type
@@ -35,6 +35,10 @@ _ON_LOOP: Final = 256 * 1024
 """Bytes of an array that are read in a fraction of a millisecond; another thread would take longer to begin."""
 _PIECE: Final = 2**20
 """Bytes of a body that are admitted, and of a state that are sent, at a time."""
+_LARGE: Final = 64 * 2**20
+"""Bytes that requests held together after which the C library has kept much of what was freed."""
+_FREED_S: Final = 1.0
+"""Time in which what a request held is freed after its end."""
 _ENCODINGS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Window bits by which zlib knows the form of the data."""
 _ONCE: Final = (
@@ -75,6 +79,12 @@ class Intake:
             beside.decoding if beside else DynamicThreshold(MAX_DECODING, "bodies to be decoded")
         )
         self.threads: ThreadPoolExecutor = beside.threads if beside else _decoding_threads()
+
+    def give_back(self) -> None:
+        """Give memory back to the kernel, once most of what requests held is free again: others would pay for it."""
+        if self.memory.taken <= self.memory.most // 4:
+            self.memory.most = self.memory.taken
+            asyncio.get_running_loop().call_later(_FREED_S, self.threads.submit, return_freed_memory)
 
 
 def _decoding_threads() -> ThreadPoolExecutor:
@@ -133,8 +143,12 @@ class RequestContext:
         """
         caller = _caller(self._http.client.host if self._http.client else "")
         FLOW.set((self._intake.model["name"], caller, self.client.client))
-        with self._held, self._service.admission.batches.hold(self.client.client):
-            yield
+        try:
+            with self._held, self._service.admission.batches.hold(self.client.client):
+                yield
+        finally:
+            if self._intake.memory.most > _LARGE:
+                self._intake.give_back()
 
     def hold(self, nbytes: int) -> None:
         """Count so many bytes more; raises as `admitted`."""
