@@ -158,6 +158,7 @@ class Journal:
             client.journal(model),
             client.lease(model),
             client.snapshot(model, basis.sid),
+            *client.kept(model),
         )
         args: tuple[Argument, ...] = (
             basis.life,

@@ -191,7 +191,7 @@ class StateStore:
             client.journal(model),
             client.snapshot(model, basis.sid),
             client.snapshot(model, sid),
-            *(client.kept(model) if keep or back else ()),
+            *(client.kept(model) if keep or back or not basis.seq else ()),
         )
         args: tuple[Argument, ...] = (
             attempt.rid,

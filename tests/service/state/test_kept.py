@@ -201,3 +201,15 @@ async def test_a_value_of_another_type_is_said_and_goes_with_the_client(make_kee
     await admin.set(slot, "x")
     await replica.session.delete()
     assert not await admin.exists(index, slot)
+
+
+@SIZES
+async def test_a_client_that_begins_anew_has_nothing_of_one_that_expired(make_keeper, admin, size: int):
+    """Whose replicas had different lifetimes, so that the head went first."""
+    replica = make_keeper(size)
+    await send(replica, b"1", b"2", b"3")
+    await admin.delete(replica.client.head(replica.model), replica.client.registry)
+    again = make_keeper(size)
+    assert (await again.apply(b"4")).seq == 1
+    assert await kept(again) == []
+    assert not await admin.exists(*again.client.kept(again.model))

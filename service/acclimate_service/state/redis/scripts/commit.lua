@@ -21,7 +21,8 @@ snap = snap or redis.call('HGET', keys.registry, 'm:' .. model) or ''
 if (tag or '') ~= basis_tag or snap ~= basis_sid then return conflict(registry, keys.head) end
 if sid ~= '' and redis.call('HLEN', keys.snapshot) ~= tonumber(chunks) then return {'INCOMPLETE'} end
 
-local keep = keeping(10, most, every, back, keys.head, keys.old_snapshot)
+local begins = not seq
+local keep = not begins and keeping(10, most, every, back, keys.head, keys.old_snapshot)
 local now = now_ms()
 seq = whole((seq or 0) + 1)
 
@@ -32,6 +33,7 @@ redis.call('HSETNX', keys.head, 'fence', '')
 note_version(keys, version)
 count_to(keys, number)
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
+if begins and KEYS[10] then redis.call('UNLINK', unpack(KEYS, 10)) end -- those of a head which expired before them
 keep_states(keep, keys.old_snapshot, state_ttl)
 redis.call('UNLINK', keys.journal, keys.old_snapshot)
 local life = live(registry, keys, new_life)

@@ -27,7 +27,8 @@ if not fence then
   redis.call('HSET', keys.head, 'v', '1', 'seq', '0', 'tag', '', 'base', '0', 'st', '', 'snap', '', 'n', '0',
     'len', '0', 'sum', '', 'cfg', config, 'jn', '0', 'jb', '0', 'model', model)
   note_version(keys, version)
-  redis.call('UNLINK', keys.journal, keys.snapshot) -- those of a head which expired before its parts
+  -- those of a head which expired before its parts, and the states kept with it
+  redis.call('UNLINK', keys.journal, keys.snapshot, unpack(KEYS, 6))
   life = live(registry, keys, new_life)
   redis.call('HSET', keys.registry, 'm:' .. model, '')
 end
