@@ -1,5 +1,6 @@
 """torchvision, imported when it is needed: it takes as long as torch itself, and is often installed apart from it."""
 
+import re
 from importlib import import_module, metadata
 from typing import Any
 
@@ -19,7 +20,7 @@ def torchvision(part: str) -> Any:
     except ModuleNotFoundError:
         raise
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # by which of its parts does not fit
-        wanted = [each for each in metadata.requires("torchvision") or () if each.startswith("torch=")]
+        wanted = [each for each in metadata.requires("torchvision") or () if re.match(r"torch\b", each)]
         raise ArchitectureError(
             f"torchvision {metadata.version('torchvision')} wants {', '.join(wanted) or 'another torch'} and finds "
             f"{torch.__version__} ({str(error).strip().splitlines()[0]}); install both in one go and from one place, "

@@ -1,5 +1,6 @@
 """The command itself: what it needs, and what it says when that is not there."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,17 @@ from acclimate_service.service import _named
 from acclimate_service.settings import SettingsError
 from acclimate_store import BundleKey, Catalogue
 
-COMMANDS = ["serve", "round", "advise", "guard reset", "models list", "models create", "models measure", "models show"]
+COMMANDS = [
+    "serve",
+    "demo",
+    "round",
+    "advise",
+    "guard reset",
+    "models list",
+    "models create",
+    "models measure",
+    "models show",
+]
 COMMANDS += ["models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
 NEEDS_EXTRA = ["serve", "round", "advise", "guard reset"]
 MAIN = "from acclimate_service.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -57,20 +68,34 @@ def test_a_command_without_its_extra_says_which_it_needs(command: str) -> None:
 
 
 @pytest.mark.usefixtures("integration")
+def test_the_demo_says_what_the_service_needs_that_it_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('as if not installed', name='fastapi')")
+    done = subprocess.run(
+        [sys.executable, "-m", "acclimate_service.cli", "demo"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        'acclimate: fastapi is not installed; pip install "acclimate[serve]"',
+        "acclimate: the service did not start; its messages are above",
+    ]
+
+
+@pytest.mark.usefixtures("integration")
 def test_a_torchvision_that_does_not_fit_torch_is_one_clear_sentence(tmp_path: Path) -> None:
     """As it is where only torch was installed again, from another place."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision/__init__.py").write_text(f"raise RuntimeError({MISMATCH!r})")
     information = tmp_path / "torchvision-0.9.9.dist-info"
     information.mkdir()
-    told = {"Metadata-Version": "2.1", "Name": "torchvision", "Version": "0.9.9", "Requires-Dist": "torch==1.9.9"}
+    told = {"Metadata-Version": "2.1", "Name": "torchvision", "Version": "0.9.9", "Requires-Dist": "torch (==1.9.9)"}
     (information / "METADATA").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))
     save_file({"weight": np.zeros(1)}, tmp_path / "weights.safetensors")
     command = f"models create x --arch torchvision:resnet18 --weights {tmp_path}/weights.safetensors"
     command += " --classes a,b --size 28 --mean 0,0,0 --std 1,1,1"
     done = python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {MAIN}", *command.split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("acclimate: torchvision 0.9.9 wants torch==1.9.9 and finds 2.")
+    assert done.stderr.startswith("acclimate: torchvision 0.9.9 wants torch (==1.9.9) and finds 2.")
     assert f"({MISMATCH}); install both in one go" in done.stderr
     assert done.stderr.count("\n") == 1
 
