@@ -59,6 +59,11 @@ def test_a_client_meets_the_same_replica_however_its_id_is_spelt_in_the_path(htt
     assert len({balancer.logged(reply.headers["X-Caller-Request-Id"])["upstream"] for reply in replies}) == 1
 
 
+def test_a_client_of_a_model_by_its_name_meets_the_replica_of_that_id(predict, home):
+    for client in CLIENTS[4:8]:
+        assert {predict(client, "/models/fashion-cnn/clients/{}/predict")[0] for _ in range(3)} == {home[client]}
+
+
 def test_different_clients_spread_over_the_replicas(home, replicas):
     shares = [list(home.values()).count(one.port) for one in replicas]
     assert sum(shares) == len(CLIENTS)
