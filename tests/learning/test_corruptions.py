@@ -51,9 +51,11 @@ def test_a_blur_is_as_wide_on_a_larger_image(family: str) -> None:
     assert widths[1] == pytest.approx(widths[0], abs=0.06)
 
 
-def test_every_corruption_has_one_role() -> None:
-    given = [family for families in FAMILIES_OF.values() for family in families]
-    assert sorted(given) == sorted(FAMILIES)
+def test_every_corruption_has_a_role_and_those_of_the_judges_have_no_other() -> None:
+    learned = {*FAMILIES_OF["teach"], *FAMILIES_OF["tune"]}
+    assert learned | {*FAMILIES_OF["judge"]} == FAMILIES.keys()
+    assert not learned & {*FAMILIES_OF["judge"]}
+    assert {*FAMILIES_OF["teach"]} < {*FAMILIES_OF["tune"]}, "who tunes sees what teaches, on other images, and more"
 
 
 def test_unknown_ones_are_named() -> None:

@@ -42,9 +42,9 @@ def test_what_teaches_is_of_the_kind_that_was_seen(
     found = families_like(corrupted(clean, seen), clean, 0)
     assert teaching <= {*found["teach"]}
     assert not absent & {*found["teach"]}
-    assert {role: len(families) for role, families in found.items()} == {"teach": 6, "tune": 2, "judge": 2}
+    assert {role: len(families) for role, families in found.items()} == {"teach": 6, "tune": 8, "judge": 2}
     for role, families in FAMILIES_OF.items():
-        assert {*found[role]} <= {*families}, "no corruption changes its role"
+        assert {*found[role]} <= {*families}, "no role gets a corruption that it did not have"
         assert (seen in found[role]) == (seen in families)
 
 
