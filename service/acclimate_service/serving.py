@@ -54,13 +54,15 @@ def serve(settings: Settings, extend: Extend = lambda app, service: None) -> Non
         BundleError, StateError, EmbeddedRedisError: as `open_service`.
     """
     keep_freed_memory()
+    before = set(threading.enumerate())
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings, extend))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
-        if any(thread.name.startswith(THREAD) for thread in threading.enumerate()):  # everything else is closed
+        left = set(threading.enumerate()) - before
+        if any(thread.name.startswith(THREAD) for thread in left):  # everything else is closed
             os._exit(os.EX_SOFTWARE)  # Python would wait for it
 
 

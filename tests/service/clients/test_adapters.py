@@ -218,5 +218,5 @@ def test_other_bodies_are_refused(every, assert_problem):
 def test_many_configurations_do_not_grow_the_memory(every, sdk):
     for number in range(300):
         sdk.configure("fickle", "tent", lr=0.001 + number / 1e6)
-    cached = every.service.configurations._create.cache_info()
+    cached = every.service.configurations.adapter.cache_info()
     assert cached.currsize <= 256

@@ -86,19 +86,19 @@ def test_adapter_and_pause_can_be_told_at_once_and_what_is_left_out_stays(replic
 def test_a_repeated_pause_does_not_pause_again_and_a_batch_is_applied_once(replica, stream):
     one, two = stream(5, 2, 20)
     with replica.sdk() as sdk:
-        first = sdk.predict("once", one, idempotency_key="first")
-        sdk.pause("once", idempotency_key="pause")
-        again = sdk.predict("once", one, idempotency_key="first")
+        first = sdk.predict("paused-once", one, idempotency_key="first")
+        sdk.pause("paused-once", idempotency_key="pause")
+        again = sdk.predict("paused-once", one, idempotency_key="first")
         assert (again.state.version, again.state.committed, again.state.replayed) == (1, True, "stored")
         assert again.indices.tolist() == first.indices.tolist()
-        assert sdk.predict("once", two, idempotency_key="second").state.committed is False
-        sdk.resume("once")
-        told = sdk.pause("once", idempotency_key="pause")
+        assert sdk.predict("paused-once", two, idempotency_key="second").state.committed is False
+        sdk.resume("paused-once")
+        told = sdk.pause("paused-once", idempotency_key="pause")
         assert (told.adaptation, told.state.replayed, told.state.version) == ("paused", "stored", 2)
-        assert sdk.get("once").adaptation == "running"
+        assert sdk.get("paused-once").adaptation == "running"
         with pytest.raises(KeyReusedError):
-            sdk.resume("once", idempotency_key="pause")
-        applied = sdk.predict("once", two, idempotency_key="second")
+            sdk.resume("paused-once", idempotency_key="pause")
+        applied = sdk.predict("paused-once", two, idempotency_key="second")
         assert (applied.state.version, applied.state.committed) == (4, True)
 
 

@@ -165,7 +165,7 @@ def alive():
     """Bytes of all states of `atp` in this process, whoever holds them."""
     gc.collect()
     states = [each for each in gc.get_objects() if type(each) is ClientState and each.state.adapter == "atp"]
-    return sum(state.nbytes for state in states)
+    return sum(each.state.nbytes for each in states)
 
 
 def test_states_that_wait_to_be_written_count_in_the_budget(make_replica, stream):

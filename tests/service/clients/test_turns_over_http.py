@@ -139,7 +139,7 @@ def test_the_service_lives_and_is_measured_while_a_step_takes_long(gated, gate, 
     first = pool.submit(post, gated, "cam", shade(1))
     gate.wait_for_a_step()
     assert gated.http.get("/v2/health/live").status_code == 200
-    assert gated.http.get("/v2/health/ready").json() == {"ready": True, "live": True, "reason": None}
+    assert gated.http.get("/v2/health/ready").json() == {"ready": True, "live": True, "reason": None, "failing": []}
     assert gated.metric("acclimate_waiting") == 1
     gate.open()
     assert first.result().status_code == 200
