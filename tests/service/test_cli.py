@@ -26,7 +26,10 @@ COMMANDS = [
     "models show",
 ]
 COMMANDS += ["models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
-NEEDS_EXTRA = ["serve", "round", "advise", "guard reset"]
+NEEDS_EXTRA = [
+    "serve",
+    *(pytest.param(command, marks=pytest.mark.slow) for command in ("round", "advise", "guard reset")),
+]
 MAIN = "from acclimate_service.cli import main; sys.exit(main(sys.argv[1:]))"
 MISMATCH = "operator torchvision::nms does not exist"
 
@@ -67,6 +70,7 @@ def test_a_command_without_its_extra_says_which_it_needs(command: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("integration")
 def test_the_demo_says_what_the_service_needs_that_it_cannot_start(tmp_path: Path) -> None:
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('as if not installed', name='fastapi')")

@@ -130,7 +130,7 @@ def send(replica, client, images, **headers):
     return replica.http.post(f"/clients/{client}/predict", content=images.tobytes(), headers=headers)
 
 
-@pytest.fixture(scope="module", params=["fresh", "after a restart"])
+@pytest.fixture(scope="module", params=["fresh", pytest.param("after a restart", marks=pytest.mark.slow)])
 def twice(request, run_service, tmp_path_factory):
     """Run a service on an empty Redis, or on what one like it has left there, and give its first reply too."""
     image, opened = np.zeros((1, 28, 28), np.uint8), []

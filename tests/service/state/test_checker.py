@@ -27,7 +27,6 @@ QUICK = {
     "7 fingerprint compare",
     "8 discard of a refused result",
     "10 marker in reset",
-    "13 answer check in undo",
     "17 key_min",
     "18 chunk count",
     "20 TTL in chunk",

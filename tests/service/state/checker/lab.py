@@ -19,11 +19,16 @@ from acclimate_service.state.redis.cluster import Cluster
 
 ALL = {each.name: each for each in vars(scripts).values() if isinstance(each, scripts.Script)}
 AGE = """
-for _, key in ipairs(KEYS) do
+local spared = {}
+for _, key in ipairs(KEYS) do spared[key] = true end
+for _, key in ipairs(redis.call('KEYS', ARGV[2])) do
   local left = redis.call('PTTL', key) - tonumber(ARGV[1])
-  if left > 0 then redis.call('PEXPIRE', key, left) else redis.call('DEL', key) end
+  if not spared[key] then
+    if left > 0 then redis.call('PEXPIRE', key, left) else redis.call('DEL', key) end
+  end
 end
 """
+"""Names are looked up in the script: a key that is written meanwhile grows as old as the others, or not at all."""
 PATIENCE = 900.0  # seconds for one history; far more than any needs
 
 
@@ -154,18 +159,16 @@ class Lab:
 
     async def age(self, client: ClientScope, ms: float, *, everything: bool = False) -> None:
         """Let time pass for all keys of a client, or all but those that remember requests."""
-        kept = () if everything else (client.markers, client.marker_times, client.answers, client.answer_times)
-        keys = [key for key in await self._keys(client) if key not in kept]
-        if keys:
-            await self.admin.eval(AGE, len(keys), *keys, int(ms))
+        requests = (client.markers, client.marker_times, client.answers, client.answer_times)
+        spared = (client.registry[:-1],) if everything else requests  # one at least, for a cluster to know the node
+        await self.admin.eval(AGE, len(spared), *spared, int(ms), _pattern(client))
 
     async def left(self, client: ClientScope, allowed: set[str]) -> list[str]:
         """What there is of a client in the key space that should not be."""
         return [f"{key} is left" for key in await self._keys(client) if key.rpartition(":")[2] not in allowed]
 
     async def _keys(self, client: ClientScope) -> list[str]:
-        prefix = client.registry[:-1].replace("[", "\\[")
-        return [key.decode() async for key in self.admin.scan_iter(match=prefix + "*", count=5000)]
+        return [key.decode() async for key in self.admin.scan_iter(match=_pattern(client), count=5000)]
 
     async def aclose(self) -> None:
         await self.pool.aclose()
@@ -184,6 +187,10 @@ async def open_lab(url: str) -> AsyncIterator[Lab]:
         yield lab
     finally:
         await lab.aclose()
+
+
+def _pattern(client: ClientScope) -> str:
+    return client.registry[:-1].replace("[", "\\[") + "*"
 
 
 def _mutants(profile: Profile) -> dict[str, str]:
