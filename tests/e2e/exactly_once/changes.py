@@ -21,7 +21,8 @@ from acclimate_store import Bundle
 
 ADAPTERS: Final = ("atp", "fedcal")
 """Clients begin with the first, and again after a deletion."""
-TOLERANCE: Final = 1e-4
+TOLERANCE: Final = 1e-3
+"""Another memory layout changes less, even where an adapter takes large steps; a batch too many changes more."""
 
 
 class Changer:
