@@ -193,7 +193,7 @@ MUTATIONS: Mapping[str, Profile] = {
         edits=(Edit("load", "  extend_scope(keys, state_ttl)\n"),), jumps=12.0, reads=4.0, deletes=0.0, resets=0.0
     ),
     "what an earlier existence left": Profile(
-        edits=(Edit("open", "keys.journal, keys.snapshot)", "keys.journal)"),), size="large", affinity=0.9
+        edits=(Edit("open", "keys.journal, keys.snapshot, ", "keys.journal, "),), size="large", affinity=0.9
     ),
     "and when a whole state begins the next": Profile(
         edits=(
