@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from acclimate_adapters import ConfigurationError, FrozenModel, create, require
+from acclimate_adapters import create
 from acclimate_service.clients.admission import Admission
 from acclimate_service.clients.clients import Clients
 from acclimate_service.clients.engine import Batch, Engine
@@ -22,20 +22,20 @@ from acclimate_service.clients.feedback import Feedback
 from acclimate_service.clients.requests import ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
-from acclimate_service.compute.adapters import Configurations, canonical
-from acclimate_service.compute.costs import Pace, Prices, StepBudget
+from acclimate_service.compute.adapters import Configurations
+from acclimate_service.compute.costs import Pace
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
 from acclimate_service.compute.lineage import ModelLineage, Version, known_versions, older_in_store
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.compute.process import available_cores, background, pool
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.compute.worker import Worker
-from acclimate_service.errors import Problem
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.record import Label
 from acclimate_service.metrics import Background, Metrics
+from acclimate_service.models import Model, load_model, settings_by_model
 from acclimate_service.scopes import Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
@@ -55,13 +55,9 @@ from acclimate_service.state import (
 )
 from acclimate_service.trials.challengers import Challengers, scope_of
 from acclimate_service.trials.promotion import Champion
-from acclimate_store import Bundle, BundleKey, Catalogue
+from acclimate_store import Bundle, Catalogue
 from acclimate_store.identity import identity_of
-from acclimate_store.layout_choice import fastest
-from acclimate_store.vision import torchvision
 
-_LONGEST_TENANT: Final = 128
-"""Characters that the keys of clients may have for it."""
 _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
 _log = logging.getLogger(__name__)
@@ -174,16 +170,6 @@ class _Redis(NamedTuple):
     probe: Probe
 
 
-class _Model(NamedTuple):
-    """A model that is to be served, the settings for it, and what they come to: adapters, candidates, costs."""
-
-    settings: Settings
-    bundle: Bundle
-    configurations: Configurations
-    names: list[str]
-    budget: StepBudget
-
-
 class _Shared(NamedTuple):
     """What the services of all models have in common; `tenant` is that of the default model."""
 
@@ -211,7 +197,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
         stack.callback(_close_worker, worker)
         low_priority = stack.enter_context(background())
-        models = [await _load_model(each, worker) for each in _by_model(settings)]
+        models = [await load_model(each, worker) for each in settings_by_model(settings)]
         redis = await _open_redis(settings, limits, stack)
         admission = Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000)
         shared = _Shared(limits, metrics, worker, low_priority, redis, admission, settings.tenant)
@@ -220,20 +206,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         yield services[0]
 
 
-async def _load_model(settings: Settings, worker: Worker) -> _Model:
-    """Load a model and refuse settings that it cannot serve; raises as `open_service`."""
-    bundle = await worker.run(partial(_load_bundle, settings), always)
-    configurations = _configurations(settings, bundle)
-    names = _challenger_configurations(settings, bundle.model)
-    prices = await worker.run(partial(Prices.measured, bundle), always)
-    budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
-    _require_affordable(budget, configurations.default, names)
-    return _Model(settings, bundle, configurations, names, budget)
-
-
-async def _open_model(model: _Model, shared: _Shared, stack: AsyncExitStack) -> Service:
+async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> Service:
     """Open what serves one model, beside others, and answer a first batch; raises as `open_service`."""
-    settings, bundle, configurations, names, budget = model
+    settings, bundle, configurations, candidates, budget = model
     limits, metrics, worker, redis = shared.limits, shared.metrics, shared.worker, shared.redis
     pace = Pace(budget)
     wire, store = redis.wire, redis.store
@@ -259,16 +234,16 @@ async def _open_model(model: _Model, shared: _Shared, stack: AsyncExitStack) -> 
     if settings.guard != "off":
         fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha)
     if settings.auto_switch:
-        pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(names))
+        pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(candidates))
     evidence = [each for each in (fleet, pairs) if each is not None]
     for each in evidence:
         stack.push_async_callback(each.aclose)
     champion = Champion(default, pairs, metrics)
-    beside_bytes = settings.cache_bytes // 4 if names and fleet is not None else 0
+    beside_bytes = settings.cache_bytes // 4 if candidates and fleet is not None else 0
     own_bytes = settings.cache_bytes - beside_bytes
     sessions = scopes.sessions(lineage.scope, champion.configuration, own_bytes, metrics.state)
-    if fleet is not None and names:
-        challengers = scopes.challengers(names, champion, sessions, fleet, pairs, beside_bytes)
+    if fleet is not None and candidates:
+        challengers = scopes.challengers(candidates, champion, sessions, fleet, pairs, beside_bytes)
     stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
 
     announcements = _announcements(redis, settings.tenant, lineage.scope, sessions, challengers, metrics.background)
@@ -386,61 +361,6 @@ def _announcements(
     return Announcements(redis.link, dropped, missed, partial(watched.failed, "announcements"), wanted)
 
 
-def _by_model(settings: Settings) -> list[Settings]:
-    """The settings of each model, the default one first, which has the plain tenant; they share what memory there is.
-
-    Raises:
-        SettingsError: a model is named twice, or a tenant becomes too long.
-    """
-    named = dict.fromkeys(key for key in (settings.model, *settings.models) if key is not None)
-    keys: list[str | None] = [*named] or [None]
-    names = ["" if key is None else BundleKey.parse(key).name for key in keys]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SettingsError(f"ACCLIMATE_MODELS: {', '.join(twice)} is there in two versions; one process serves one")
-    share = {
-        "cache_bytes": settings.cache_bytes // len(keys),
-        "device_cache_bytes": settings.device_cache_bytes // len(keys),
-        "drain_budget_s": settings.drain_budget_s / len(keys),
-    }
-    found = list[Settings]()
-    for key, name in zip(keys, names, strict=True):
-        tenant = f"{settings.tenant}~{name}" if found else settings.tenant
-        if len(tenant) > _LONGEST_TENANT:
-            raise SettingsError(f"ACCLIMATE_TENANT: {tenant} has more than {_LONGEST_TENANT} characters")
-        found.append(settings.model_copy(update={**share, "model": key, "tenant": tenant}))
-    return found
-
-
-def _load_bundle(settings: Settings) -> Bundle:
-    """The model that is to be served; raises BundleError and SettingsError.
-
-    Its passes are laid out in memory as they are fastest, unless replicas must agree to the last bit.
-    """
-    catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    bundle = catalogue.load(*_named(settings.model, catalogue), _device(settings.device), settings.runtime)
-    if bundle.manifest.input.resize is not None:
-        torchvision("transforms.v2.functional")  # it takes seconds: now, not while the first client waits
-    if settings.strict_replay:
-        return bundle
-    model, layout = fastest(bundle.model, bundle.manifest.input.shape)
-    return replace(bundle, model=model, layout=layout)
-
-
-def _named(model: str | None, catalogue: Catalogue) -> BundleKey:
-    """The bundle that the settings name, or the only one that there is."""
-    if model is not None:
-        return BundleKey.parse(model)
-    names = sorted({key.name for key in catalogue.list()})
-    match names:
-        case [name]:
-            return BundleKey(name)
-        case []:
-            raise SettingsError(
-                f"ACCLIMATE_MODEL_STORE: {catalogue.root} holds no bundle; `acclimate models create` makes one"
-            )
-    raise SettingsError(f"ACCLIMATE_MODEL: name one of the bundles in {catalogue.root}: {', '.join(names)}")
-
-
 async def _lineage(settings: Settings, shared: _Shared, bundle: Bundle, configurations: Configurations) -> ModelLineage:
     """The versions that clients were served, the one of this bundle among them from now on."""
     served = identity_of(bundle.manifest, bundle.model.content_hash, bundle.model.source)
@@ -449,49 +369,6 @@ async def _lineage(settings: Settings, shared: _Shared, bundle: Bundle, configur
     older = await shared.worker.run(partial(older_in_store, catalogue, served, known), always)
     known = await known_versions(shared.redis.wire, shared.tenant, *older, Version(served, configurations.default))
     return ModelLineage(served, known, configurations, bundle.model)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch raises either, depending on how it was built
-        raise SettingsError(f"ACCLIMATE_DEVICE: {name} is not there: {str(error).splitlines()[0]}") from error
-
-
-def _configurations(settings: Settings, bundle: Bundle) -> Configurations:
-    """The adapters, and what clients begin with that choose none: what the bundle has proven; raises SettingsError."""
-    name, options = settings.adapter, settings.adapter_options
-    if name is None:
-        default = bundle.default(settings.adapters)
-        name, options = default.adapter, {**default.options, **options}
-    try:
-        configurations = Configurations(name, options)
-        require(configurations.adapter(configurations.default), bundle.model)
-    except ConfigurationError as error:
-        raise SettingsError(f"ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: {error}") from error
-    return configurations
-
-
-def _challenger_configurations(settings: Settings, model: FrozenModel) -> list[str]:
-    """Of the candidates; raises SettingsError for one that the model cannot serve."""
-    if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
-        raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
-    try:
-        for name in settings.candidates:
-            require(create(name), model)
-    except ConfigurationError as error:
-        raise SettingsError(f"ACCLIMATE_CANDIDATES: {error}") from error
-    return [canonical(name, {}) for name in settings.candidates]
-
-
-def _require_affordable(budget: StepBudget, default: str, candidates: Sequence[str]) -> None:
-    """Raise SettingsError where no image could be answered by what the operator has chosen."""
-    for variable, configurations in (("ACCLIMATE_ADAPTER", [default]), ("ACCLIMATE_CANDIDATES", candidates)):
-        for configuration in configurations:
-            try:
-                budget.require(configuration)
-            except Problem as problem:
-                raise SettingsError(f"{variable}: {problem}") from problem
 
 
 def _limits(settings: Settings) -> Limits:

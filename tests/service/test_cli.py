@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from acclimate_service.service import _named
+from acclimate_service.models import _named
 from acclimate_service.settings import SettingsError
 from acclimate_store import BundleKey, Catalogue
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from acclimate_client.errors import ClientUnknownError, StateMismatchError
-from acclimate_service.service import _by_model
+from acclimate_service.models import settings_by_model
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_store.samples import load_streams
 
@@ -119,31 +119,31 @@ def test_one_model_is_answered_while_the_other_is_flooded_and_both_are_counted(
 def test_the_list_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCLIMATE_MODELS", "a, b/2 ,c")
     assert read_settings().models == ("a", "b/2", "c")
-    assert [(each.model, each.tenant) for each in _by_model(read_settings())] == [
+    assert [(each.model, each.tenant) for each in settings_by_model(read_settings())] == [
         ("a", "default"),
         ("b/2", "default~b"),
         ("c", "default~c"),
     ]
     monkeypatch.setenv("ACCLIMATE_MODEL", "b/2")
-    assert [each.model for each in _by_model(read_settings())] == ["b/2", "a", "c"]
+    assert [each.model for each in settings_by_model(read_settings())] == ["b/2", "a", "c"]
 
 
 def test_models_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = _by_model(Settings(models=("a", "b"), cache_bytes=100, drain_budget_s=4))
+    first, second = settings_by_model(Settings(models=("a", "b"), cache_bytes=100, drain_budget_s=4))
     assert (first.cache_bytes, second.cache_bytes, first.drain_budget_s) == (50, 50, 2)
-    assert _by_model(Settings(model="a"))[0] == Settings(model="a")
+    assert settings_by_model(Settings(model="a"))[0] == Settings(model="a")
 
 
 def test_two_versions_of_a_model_are_refused() -> None:
     with pytest.raises(SettingsError, match="ACCLIMATE_MODELS: a is there in two versions"):
-        _by_model(Settings(models=("a/1", "b", "a/2")))
+        settings_by_model(Settings(models=("a/1", "b", "a/2")))
 
 
 @pytest.mark.parametrize(("length", "fits"), [(63, True), (64, False)])
 def test_a_tenant_with_the_name_of_a_model_must_not_be_too_long(length: int, fits: bool) -> None:
     settings = Settings(tenant="t" * 64, models=("a", "b" * length))
     if fits:
-        assert len(_by_model(settings)[1].tenant) == 128
+        assert len(settings_by_model(settings)[1].tenant) == 128
     else:
         with pytest.raises(SettingsError, match=r"ACCLIMATE_TENANT: t+~b+ has more than 128 characters"):
-            _by_model(settings)
+            settings_by_model(settings)
