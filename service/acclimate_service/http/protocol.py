@@ -259,6 +259,8 @@ class Http1(HttpToolsProtocol):
         """Look at nothing that comes from now on, and end the connection after the replies that are due."""
         self._parting = problem
         self._stop_head_timer()
+        if self._open:  # parser and protocol hold each other, and what they hold, until garbage is collected
+            self.headers.clear()
         if self._open and not self._in_head:
             if not self._busy:  # the reply was sent already; another one would be taken for that to the next request
                 self.transport.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import re
 import socket
@@ -143,6 +144,18 @@ async def test_replies_larger_than_the_buffers_arrive_whole(serve):
 
 async def test_what_is_no_http_is_refused(serve):
     assert (await fetch(await serve(large), b"\0\0\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("before", [b"", b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"])
+async def test_nothing_is_kept_of_a_head_or_of_trailers_that_were_refused(serve, before):
+    """The connection itself lives on until its peer has gone and garbage is collected."""
+    port = await serve(tell)
+    others = {id(each) for each in gc.get_objects() if type(each) is Http1}
+    head = before or b"GET / HTTP/1.1\r\nHost: a\r\n"
+    assert (await fetch(port, head + b"A: b\r\n" * 10_000)).startswith(b"HTTP/1.1 431 ")
+    (refused,) = [each for each in gc.get_objects() if type(each) is Http1 and id(each) not in others]
+    assert len(refused.headers) == 0
+    assert len(refused.scope["headers"]) < MAX_HEADERS
 
 
 async def tell(scope, receive, send):
