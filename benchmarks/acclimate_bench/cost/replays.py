@@ -22,7 +22,7 @@ from acclimate_bench.cost.inputs import BUNDLES, fashion, noise
 from acclimate_bench.cost.networks import write_resnet
 from acclimate_bench.cost.replica import Replica, await_that, replica, stream
 from acclimate_bench.cost.report import Report, verdict
-from acclimate_client.errors import DeadlineExceededError, RequestRunningError, Timeout
+from acclimate_client.errors import DeadlineExceededError, RequestRunningError, Timeout, TooManyRequestsError
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 ENTRIES: Final = 12
@@ -73,7 +73,8 @@ def send_round(served: Replica, clients: Sequence[str], images: NDArray[np.uint8
     def send(client: str) -> None:
         key, answered = uuid.uuid4().hex, False
         while not answered:
-            with suppress(Timeout, DeadlineExceededError, RequestRunningError):  # the replay goes on
+            # the replay goes on meanwhile; who is told that the device is busy comes again, too
+            with suppress(Timeout, DeadlineExceededError, RequestRunningError, TooManyRequestsError):
                 served.client.predict(client, images, idempotency_key=key, layout="NCHW", timeout=DEADLINE_S)
                 answered = True
 
