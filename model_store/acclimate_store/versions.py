@@ -1,6 +1,8 @@
-"""New versions of a bundle, made from a published one, which itself never changes."""
+"""New versions of a bundle, made from a published one, which itself never changes; and versions that are to go."""
 
 import re
+import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from acclimate_adapters import FrozenModel, Source
 from acclimate_store.architectures import build
 from acclimate_store.bundle import write_files
 from acclimate_store.catalogue import BundleKey, Catalogue
-from acclimate_store.errors import BundleExists, ManifestError
+from acclimate_store.errors import BundleError, BundleExists, ManifestError
 from acclimate_store.files import GRAPHS, SOURCE_FILE, SOURCE_RECORD_FILE, load_weights
 from acclimate_store.manifest import Manifest
 from acclimate_store.sources import encode_source
@@ -61,3 +63,20 @@ def publish(
     kept = {file: directory / file for file in manifest.files if file not in left_out}
     contents: dict[str, bytes | Path] = {**kept, **encode_source(source), **graphs}
     write_files(catalogue.root, manifest, contents, catalogue.allowed_imports)
+
+
+def remove(catalogue: Catalogue, key: BundleKey) -> None:
+    """Take a version out of the store: at once for whoever looks. Files that other versions share stay with them.
+
+    Raises:
+        BundleError: the file system does not allow it.
+    """
+    directory = catalogue.directory(key)
+    hidden = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}")  # from the catalogue, while it goes
+    try:
+        directory.rename(hidden)
+        shutil.rmtree(hidden)
+        if not any(directory.parent.iterdir()):
+            directory.parent.rmdir()
+    except OSError as error:
+        raise BundleError(f"{key} cannot be removed: {error}") from error

@@ -11,11 +11,14 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from acclimate_learning import cli as learning
 from acclimate_store import cli as models
 from acclimate_store.cli import by_name
+
+if TYPE_CHECKING:
+    from acclimate_store.cli import Subparsers
 
 _COMMANDS: Final = "acclimate_service.commands"
 DEFAULT_STORE: Final = Path("model_store/bundles")
@@ -60,9 +63,20 @@ def _parser() -> argparse.ArgumentParser:
     reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
     reset.set_defaults(run=by_name(_COMMANDS, "run_reset", "[serve]"))
     store = Path(os.environ.get("ACCLIMATE_MODEL_STORE") or DEFAULT_STORE)
-    learning.add_import_atp(models.add_parser(commands, store), store)
+    of_models = models.add_parser(commands, store)
+    learning.add_import_atp(of_models, store)
+    _add_remove(of_models, store)
     learning.add_parser(commands, store)
     return parser
+
+
+def _add_remove(subparsers: "Subparsers", store: Path) -> None:
+    text = "remove a version from the store, or a model whole, unless clients live on it"
+    remove = subparsers.add_parser("remove", help=text, description=text)
+    remove.add_argument("bundle", metavar="NAME[/VERSION]", help="without a version, all of them")
+    remove.add_argument("--store", type=Path, default=store, help="model store (default: %(default)s)")
+    remove.add_argument("--force", action="store_true", help="even if clients live on it")
+    remove.set_defaults(run=by_name("acclimate_service.removal", "run_remove", "[serve]"))
 
 
 if __name__ == "__main__":

@@ -40,18 +40,21 @@ from acclimate_service.scopes import Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
+    Census,
     ClientScope,
     EmbeddedRedis,
     Limits,
     Link,
     Places,
     Probe,
+    StateError,
     StateStore,
     Wire,
     always,
     check,
     check_windows,
     connect,
+    take_census,
 )
 from acclimate_service.trials.challengers import Challengers, scope_of
 from acclimate_service.trials.promotion import Champion
@@ -60,6 +63,8 @@ from acclimate_store.identity import identity_of
 
 _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
+_LONGEST_CENSUS_S: Final = 1.0
+"""Of walking over all keys at the start; a second is enough for a million."""
 _log = logging.getLogger(__name__)
 RETRY_WINDOW_MS: Final = 600_000
 """Longest time within which callers are expected to retry a request."""
@@ -69,6 +74,7 @@ RETRY_WINDOW_MS: Final = 600_000
 class Service:
     """An open service for the clients of one model; that of the default model knows the `others`, by name.
 
+    `elsewhere` are the clients that had states of other models when it started, by bundle; all of them if `counted`.
     `draining` is set once it is to end: it still answers, and says that it is not ready.
     """
 
@@ -90,6 +96,8 @@ class Service:
     fleet: Fleet | None
     challengers: Challengers | None
     rounds: Rounds
+    elsewhere: Mapping[str, int]
+    counted: bool
     others: Mapping[str, "Service"] = field(default_factory=dict)
     draining: bool = False
 
@@ -171,13 +179,17 @@ class _Redis(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """What the services of all models have in common; `tenant` is that of the default model."""
+    """What the services of all models have in common; `tenant` is that of the default model.
+
+    `census` is of the clients that had a state at the start.
+    """
 
     limits: Limits
     metrics: Metrics
     worker: Worker
     low_priority: Executor
     redis: _Redis
+    census: Census
     admission: Admission
     tenant: str
 
@@ -200,7 +212,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         models = [await load_model(each, worker) for each in settings_by_model(settings)]
         redis = await _open_redis(settings, limits, stack)
         admission = Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000)
-        shared = _Shared(limits, metrics, worker, low_priority, redis, admission, settings.tenant)
+        census = await _census(redis.wire)
+        shared = _Shared(limits, metrics, worker, low_priority, redis, census, admission, settings.tenant)
         services = [await _open_model(each, shared, stack) for each in models]
         services[0].others = {each.bundle.manifest.name: each for each in services[1:]}
         yield services[0]
@@ -290,6 +303,8 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         fleet=fleet,
         challengers=challengers,
         rounds=rounds,
+        elsewhere=lineage.elsewhere(_of_tenant(shared.census, settings.tenant)),
+        counted=shared.census.complete,
     )
     # noise, since no step is taken on flat pictures
     noise = np.random.default_rng(0).integers(0, 256, (2, *bundle.manifest.input.shape), np.uint8)
@@ -311,7 +326,7 @@ async def _open_redis(settings: Settings, limits: Limits, stack: AsyncExitStack)
     if url is None:
         private = await stack.enter_async_context(_private_redis(settings))
         url = private.url
-    link = await _connected(url)
+    link = await connected(url)
     wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
     store = StateStore(wire, limits)
     stack.push_async_callback(store.aclose)
@@ -371,6 +386,20 @@ async def _lineage(settings: Settings, shared: _Shared, bundle: Bundle, configur
     return ModelLineage(served, known, configurations, bundle.model)
 
 
+async def _census(wire: Wire) -> Census:
+    """The clients that have a state; a Redis that does not let them be counted can serve them all the same."""
+    try:
+        return await take_census(wire, _LONGEST_CENSUS_S)
+    except StateError as error:
+        _log.warning("states of other models are not counted: %s", error)
+        return Census({}, complete=False)
+
+
+def _of_tenant(census: Census, tenant: str) -> dict[str, int]:
+    """Clients of one tenant by model scope."""
+    return {scope: clients for (owner, scope), clients in census.clients.items() if owner == tenant}
+
+
 def _limits(settings: Settings) -> Limits:
     """Of the state protocol; raises SettingsError where they contradict each other."""
     limits = Limits(inline_max=settings.inline_max, state_ttl_ms=settings.state_ttl_s * 1000)
@@ -385,7 +414,7 @@ def _private_redis(settings: Settings) -> EmbeddedRedis:
     return EmbeddedRedis(settings.data_dir, appendfsync=settings.appendfsync, max_bytes=settings.redis_max_bytes)
 
 
-async def _connected(url: str) -> Link:
+async def connected(url: str) -> Link:
     """A way to the Redis at this URL; raises SettingsError if it is none."""
     try:
         return await connect(url)

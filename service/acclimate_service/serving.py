@@ -133,13 +133,22 @@ def _announcement(service: Service, listener: socket.socket) -> str:
 def _offer(service: Service) -> tuple[str, ...]:
     """What a model is served with."""
     offered = f"acclimate: {summary(service.bundle.model, service.settings.adapters)}"
-    return offered, _default_adapter(service), _computing(service)
+    return offered, _default_adapter(service), _computing(service), *_elsewhere(service)
 
 
 def _default_adapter(service: Service) -> str:
     if service.settings.adapter is not None:
         return f"acclimate: default adapter: {service.settings.adapter}, as ACCLIMATE_ADAPTER says"
     return f"acclimate: {service.bundle.default(service.settings.adapters)}"
+
+
+def _elsewhere(service: Service) -> tuple[str, ...]:
+    """Whose states nobody goes on with."""
+    if not service.elsewhere and service.counted:
+        return ()
+    found = ", ".join(f"{clients} of {bundle}" for bundle, clients in service.elsewhere.items()) or "none"
+    told = "states of other models" if service.counted else "states of other models, as far as they were counted"
+    return (f"acclimate: {told}: {found}; clients that come to {service.bundle.manifest.key} with one begin anew",)
 
 
 def _computing(service: Service) -> str:

@@ -25,7 +25,7 @@ COMMANDS = [
     "models measure",
     "models show",
 ]
-COMMANDS += ["models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
+COMMANDS += ["models remove", "models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
 NEEDS_EXTRA = [
     "serve",
     *(pytest.param(command, marks=pytest.mark.slow) for command in ("round", "advise", "guard reset")),

@@ -19,6 +19,7 @@ from torch import Tensor
 from acclimate_adapters import Source
 from acclimate_client import LabelledRow
 from acclimate_client.errors import StateMismatchError
+from acclimate_service.serving import _elsewhere
 from acclimate_store import Catalogue, write_bundle
 from acclimate_store.architectures import build
 from acclimate_store.files import MODEL_FILE
@@ -188,6 +189,45 @@ def test_another_order_of_classes_another_normalisation_and_other_weights_are_an
 
     assert same(before, send(serve("1"), f"{client}-again", batches))  # and the first version goes on as it was
     assert send(serve("1"), f"stays-{version}", batches[:1])[0].state.status == "warm"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_default_of_a_version_is_kept_by_whoever_chose_it(begun: bool, serve: Any, batches: list[Any]) -> None:
+    """Choosing what it has changes nothing of a client but what it gets under another model."""
+    client = f"chose-the-default-{begun}"
+    if begun:
+        assert send(serve("1"), client, batches[:2])[0].adapter == "atp"
+    configure(serve("1"), client, "atp")
+    send(serve("1"), client, batches[:1])
+    for batch in batches[:2]:
+        (answer,) = send(serve("4"), client, [batch])
+        assert answer.adapter == "atp"
+    (another,) = send(serve("4"), f"{client}-not", batches[:1])
+    assert another.adapter == "none", "else this shows nothing"
+    with serve("1").sdk() as sdk:
+        sdk.delete(client)
+    send(serve("1"), client, batches[:1])
+    (answer,) = send(serve("4"), client, batches[:1])
+    assert answer.adapter == "none", "whoever comes after it under this name chose nothing"
+
+
+def test_states_of_other_models_are_counted_at_the_start(
+    run_service: Any, store: Path, tmp_path: Path, batches: list[Any]
+) -> None:
+    with run_service(model="fashion/1", model_store=store, data_dir=tmp_path) as first:
+        assert first.http.get("/models").json()["models"][0]["states_of_other_models"]["clients"] == {}
+        for number in range(3):
+            send(first, f"cam-{number}", batches[:1])
+        url = first.service.settings.redis_url or first.service.private_redis.url
+        with run_service(model=f"fashion/{MOMENTS}", model_store=store, redis_url=url) as same_model:
+            told = same_model.http.get("/models").json()["models"][0]["states_of_other_models"]
+            assert told == {"clients": {}, "complete": True}
+            assert _elsewhere(same_model.service) == ()
+        with run_service(model="fashion/2", model_store=store, redis_url=url) as other:
+            told = other.http.get("/models").json()["models"][0]["states_of_other_models"]
+            assert told == {"clients": {"fashion/1 to fashion/1.3": 3}, "complete": True}
+            (line,) = _elsewhere(other.service)
+            assert "3 of fashion/1 to fashion/1.3; clients that come to fashion/2 with one begin anew" in line
 
 
 def test_a_state_goes_to_another_version_of_the_model_and_to_no_other_model(serve: Any, batches: list[Any]) -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from acclimate_adapters import ConfigurationError
 from acclimate_service.clients.requests import ClientRequest, Precondition, Replies, Reply, rfc3339
-from acclimate_service.clients.sessions import Sessions
+from acclimate_service.clients.sessions import Sessions, Turn
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.labelling import Examples
@@ -105,40 +105,10 @@ class Clients:
             wanted: what it is to have.
         """
         async with self._sessions.turn(request) as turn:
-            configuration, initial = wanted.configuration, None
-            if configuration is not None:
-                initial = await self._new_states.initial(configuration, turn.request.admit)
-            head = await turn.session.known(turn.request)
-            if isinstance(head, Applied):
-                return await self._configured_before(request.client, head, wanted)
-            if head is not None and self._has(head.config, configuration):
-                if wanted.paused in (None, head.paused):
-                    answer = self._answer(head.config, paused=head.paused, changed=False)
-                    status = "restored" if head.has_state or head.base < head.seq else "reset"
-                    return Reply(answer, head.seq, status, committed=False)
-            elif head is not None and configuration is not None:
-                paused = head.paused if wanted.paused is None else wanted.paused
-                try:
-                    applied = await turn.session.reset(turn.request, configuration, wanted.paused)
-                except ClientUnknown as unknown:
-                    if unknown.committed:
-                        raise
-                else:
-                    await self._restart_evidence(request.client, applied)
-                    answer = self._answer(configuration, paused=paused, changed=True)
-                    return Reply(answer, applied.seq, applied.status, committed=True, replayed=applied.replayed)
-
-            async def change(present: Present[ClientState]) -> Change[ClientState]:
-                config, state = present.config, present.state
-                if initial is not None and not (present.seq and self._has(config, configuration)):
-                    config, state = initial.configuration, initial
-                paused = present.paused if wanted.paused is None else wanted.paused
-                return Change(config, state, self._answer(config, paused=paused, changed=True), paused)
-
-            applied = await turn.session.replace(turn.request, change)
-            if head is None or not self._has(head.config, configuration):
-                await self._restart_evidence(request.client, applied)
-            return await self._replies.of(request.client, applied)
+            reply = await self._configured(turn, request.client, wanted)
+            if wanted.configuration is not None:
+                await self._replies.note_choice(request.client)
+            return reply
 
     async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
         """Let a client restart from labelled images of its own."""
@@ -225,6 +195,42 @@ class Clients:
             with deleted:
                 for forget in self._forgetting:
                     await forget(request.client)
+
+    async def _configured(self, turn: Turn, client: ClientScope, wanted: Wanted) -> Reply:
+        configuration, initial = wanted.configuration, None
+        if configuration is not None:
+            initial = await self._new_states.initial(configuration, turn.request.admit)
+        head = await turn.session.known(turn.request)
+        if isinstance(head, Applied):
+            return await self._configured_before(client, head, wanted)
+        if head is not None and self._has(head.config, configuration):
+            if wanted.paused in (None, head.paused):
+                answer = self._answer(head.config, paused=head.paused, changed=False)
+                status = "restored" if head.has_state or head.base < head.seq else "reset"
+                return Reply(answer, head.seq, status, committed=False)
+        elif head is not None and configuration is not None:
+            paused = head.paused if wanted.paused is None else wanted.paused
+            try:
+                applied = await turn.session.reset(turn.request, configuration, wanted.paused)
+            except ClientUnknown as unknown:
+                if unknown.committed:
+                    raise
+            else:
+                await self._restart_evidence(client, applied)
+                answer = self._answer(configuration, paused=paused, changed=True)
+                return Reply(answer, applied.seq, applied.status, committed=True, replayed=applied.replayed)
+
+        async def change(present: Present[ClientState]) -> Change[ClientState]:
+            config, state = present.config, present.state
+            if initial is not None and not (present.seq and self._has(config, configuration)):
+                config, state = initial.configuration, initial
+            paused = present.paused if wanted.paused is None else wanted.paused
+            return Change(config, state, self._answer(config, paused=paused, changed=True), paused)
+
+        applied = await turn.session.replace(turn.request, change)
+        if head is None or not self._has(head.config, configuration):
+            await self._restart_evidence(client, applied)
+        return await self._replies.of(client, applied)
 
     async def _restart_evidence(self, client: ClientScope, applied: Applied) -> None:
         """Restart the evidence of a client that has another state now; its next labels would do so too."""

@@ -11,8 +11,8 @@ Redis keeps a list of them for each tenant, which only grows: from it, every rep
 import hashlib
 import json
 import logging
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 
@@ -51,6 +51,11 @@ class Place:
     version: Version
     key: str
     scope: str
+
+    @property
+    def in_heads(self) -> str:
+        """The key, as the heads of states have it: empty if it is the scope."""
+        return "" if self.key == self.scope else self.key
 
 
 async def known_versions(wire: Wire, tenant: str, *more: Version) -> tuple[Place, ...]:
@@ -120,7 +125,7 @@ class ModelLineage:
         self._model = model
         own = next(place for place in known if place.version.identity == served)
         self._served, self.key, self.scope = served, own.key, own.scope
-        self.version = "" if own.key == own.scope else own.key
+        self.version = own.in_heads
         self._identities = {place.key: place.version.identity for place in known if place.scope == own.scope}
         scopes = [place.scope for place in known if place.version.identity.name == served.name]
         self.earlier: tuple[str, ...] = tuple(dict.fromkeys(scope for scope in reversed(scopes) if scope != own.scope))
@@ -130,8 +135,23 @@ class ModelLineage:
 
     @property
     def others(self) -> dict[str, str]:
-        """Scopes of other models, with the last bundle that was served from each."""
-        return {place.scope: place.version.identity.bundle for place in self._known if place.scope != self.scope}
+        """Scopes of other models, with the bundles that have their states there: the first, and to which later ones."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for place in self._known:
+            if place.scope != self.scope:
+                found[place.scope].append(place.version.identity.bundle)
+        return {s: b[0] if b[0] == b[-1] else f"{b[0]} to {b[-1]}" for s, b in found.items()}
+
+    def elsewhere(self, clients: Mapping[str, int]) -> dict[str, int]:
+        """How many clients have states of other models, by the bundles that these are.
+
+        Args:
+            clients: that have a state in each scope.
+        """
+        found = Counter[str]()
+        for scope, bundle in self.others.items():
+            found[bundle] += clients.get(scope, 0)
+        return {bundle: number for bundle, number in sorted(found.items()) if number}
 
     def beside(self) -> "ModelLineage":
         """The same for states beside those of the clients: their configuration is nobody's choice."""
@@ -162,14 +182,14 @@ class ModelLineage:
             return state
         return replace(state, model=self.key)
 
-    def inherited(self, config: str, scope: str) -> str:
+    def inherited(self, config: str, scope: str, chosen: str) -> str:
         """The same if it was chosen, and if the model can be served with it; else that of new clients.
 
-        A client that has the default of its version has chosen nothing: what has proven its worth there need not do so
-        here.
+        A client that has the default of its version, and for which nobody chose that, goes on with that of the new one:
+        what has proven its worth there need not do so here.
         """
         try:
             require(self._configurations.adapter(config), self._model)
         except ConfigurationError:
             return ""
-        return "" if config in self._defaults[scope] else config
+        return "" if config in self._defaults[scope] and config != chosen else config

@@ -5,6 +5,7 @@ to a Redis or a Redis Cluster, `check` refuses one that could lose state, and `A
 say.
 """
 
+from acclimate_service.state.census import Census, clients_of_version, take_census
 from acclimate_service.state.contract import (
     Applied,
     Change,
@@ -61,6 +62,7 @@ __all__ = [
     "Applied",
     "Argument",
     "Batch",
+    "Census",
     "Change",
     "ClientDeleted",
     "ClientScope",
@@ -111,10 +113,12 @@ __all__ = [
     "check",
     "check_model",
     "check_windows",
+    "clients_of_version",
     "connect",
     "fingerprint",
     "hashing",
     "new_id",
     "random_rid",
     "running_at",
+    "take_census",
 ]

@@ -207,8 +207,14 @@ class Lineage(Protocol):
         """Whether a state of this configuration that was begun by that version is of use."""
         ...
 
-    def inherited(self, config: str, scope: str) -> str:
-        """What a client begins anew with that had this configuration in that scope; empty for that of new clients."""
+    def inherited(self, config: str, scope: str, chosen: str) -> str:
+        """What a client begins anew with that had this configuration in that scope; empty for that of new clients.
+
+        Args:
+            config: which it had.
+            scope: where.
+            chosen: the configuration that was chosen for the client; empty if none was, or before that was noted.
+        """
         ...
 
 
@@ -229,7 +235,7 @@ class Alone(Lineage):
         """It is."""
         return True
 
-    def inherited(self, config: str, scope: str) -> str:
+    def inherited(self, config: str, scope: str, chosen: str) -> str:
         """The same."""
         return config
 

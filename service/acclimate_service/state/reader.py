@@ -250,7 +250,7 @@ class Reader(Generic[S]):
         for scope in context.lineage.earlier:
             found = await context.store.describe(context.client, scope)
             if found is not None:
-                return context.lineage.inherited(found.config, scope), found.paused
+                return context.lineage.inherited(found.config, scope, found.chosen), found.paused
         return "", False
 
     async def _anew(self, loaded: Loaded, head: Head, *, changing: bool) -> Held[S] | None:
@@ -261,7 +261,9 @@ class Reader(Generic[S]):
             changing: whether a batch is to be folded in; the stored one is reset first, since a journal may follow it.
         """
         context, basis = self._context, loaded.basis
-        config = context.lineage.inherited(head.config, context.model) or context.policy.config
+        found = await context.store.describe(context.client, context.model)
+        chosen = found.chosen if found else ""
+        config = context.lineage.inherited(head.config, context.model, chosen) or context.policy.config
         if changing:
             version = context.lineage.version
             done = await context.store.reset_from(context.client, context.model, basis, config, version)

@@ -287,6 +287,8 @@ class Description:
         owner: nonce of the session that writes the journal, empty if nobody does.
         paused: True where batches are answered and not folded in.
         kept: earlier states, the newest first.
+        chosen: the configuration that was chosen for the client, whether it has it still or not; empty if none was, or
+            before that was noted.
     """
 
     seq: int
@@ -299,6 +301,7 @@ class Description:
     owner: str
     paused: bool = False
     kept: tuple[Kept, ...] = ()
+    chosen: str = ""
 
 
 Refused: TypeAlias = Repeat | Mismatch | Used | Gone
@@ -344,7 +347,7 @@ def loaded(reply: Reply) -> Loaded:
 
 def description(reply: Reply) -> Description | None:
     """The reply of `describe`; None: there is no client."""
-    _, (config, *sizes, paused), ttl_ms, fence, flat = reply.rows
+    _, (config, *sizes, paused), ttl_ms, fence, flat, chosen = reply.rows
     if config is None or ttl_ms < 0:
         return None
     seq, length, base, entries, nbytes = map(int, sizes)
@@ -352,7 +355,17 @@ def description(reply: Reply) -> Description | None:
     if not seq:
         return None
     return Description(
-        seq, length, config.decode(), ttl_ms, base, entries, nbytes, owner, paused == b"1", kept_of(flat)
+        seq=seq,
+        length=length,
+        config=config.decode(),
+        ttl_ms=ttl_ms,
+        base=base,
+        journal_entries=entries,
+        journal_bytes=nbytes,
+        owner=owner,
+        paused=paused == b"1",
+        kept=kept_of(flat),
+        chosen=(chosen or b"").decode(),
     )
 
 

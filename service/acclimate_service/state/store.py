@@ -36,7 +36,7 @@ from acclimate_service.state.records import (
 )
 from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id, random_rid
-from acclimate_service.state.redis.scripts import COMMIT, DELETE, DESCRIBE, LOAD, MEND, RESET
+from acclimate_service.state.redis.scripts import CHOOSE, COMMIT, DELETE, DESCRIBE, LOAD, MEND, RESET
 from acclimate_service.state.redis.wire import Argument, Wire
 
 
@@ -307,9 +307,12 @@ class StateStore:
 
     async def describe(self, client: ClientScope, model: str) -> Description | None:
         """What is stored of a client, without reading the state or extending its life. None: there is none."""
-        return description(
-            await self._wire.run(DESCRIBE, (client.head(model), client.lease(model), client.kept(model)[0]), ())
-        )
+        keys = (client.head(model), client.lease(model), client.kept(model)[0], client.registry)
+        return description(await self._wire.run(DESCRIBE, keys, ()))
+
+    async def note_choice(self, client: ClientScope, model: str) -> None:
+        """Note that the configuration which a client has was chosen for it, as `Description.chosen` says."""
+        await self._wire.run(CHOOSE, (client.registry, client.head(model)), ())
 
     async def aclose(self) -> None:
         """Wait for what is still running, then close the connections."""

@@ -71,19 +71,25 @@ def test_nothing_goes_on_from_an_unknown_version_or_another_identity(unknown: st
 def test_what_was_chosen_is_inherited_and_a_default_is_not() -> None:
     lineage = served(version("1", "a", ATP), version("2", "b", weights="other"))
     assert lineage.earlier == ("a" * 16,)
-    assert lineage.inherited(ATP, "a" * 16) == ""
-    assert lineage.inherited(EM, "a" * 16) == EM
+    assert lineage.inherited(ATP, "a" * 16, "") == lineage.inherited(ATP, "a" * 16, EM) == ""
+    assert lineage.inherited(EM, "a" * 16, "") == EM
+
+
+def test_what_was_chosen_is_inherited_though_it_is_the_default() -> None:
+    lineage = served(version("1", "a", ATP), version("2", "b", weights="other"))
+    assert lineage.inherited(ATP, "a" * 16, ATP) == ATP
 
 
 def test_every_default_that_a_version_ever_had_was_not_chosen() -> None:
     lineage = served(version("1", "a", ATP), version("1", "a", EM), version("2", "b", weights="other"))
-    assert lineage.inherited(ATP, "a" * 16) == lineage.inherited(EM, "a" * 16) == ""
+    assert lineage.inherited(ATP, "a" * 16, "") == lineage.inherited(EM, "a" * 16, "") == ""
 
 
 def test_what_the_model_cannot_be_served_with_is_not_inherited() -> None:
     lineage = served(version("1", "a"), version("2", "b", weights="other"), lacking=True)
-    assert lineage.inherited(ATP, "a" * 16) == ""
-    assert lineage.inherited('{"adapter":"gone","hyperparameters":{}}', "a" * 16) == ""
+    assert lineage.inherited(ATP, "a" * 16, ATP) == ""
+    gone = '{"adapter":"gone","hyperparameters":{}}'
+    assert lineage.inherited(gone, "a" * 16, gone) == ""
 
 
 def test_clients_are_looked_for_in_the_latest_scope_first_and_in_none_of_another_name() -> None:
@@ -92,6 +98,7 @@ def test_clients_are_looked_for_in_the_latest_scope_first_and_in_none_of_another
     assert [scope[0] for scope in lineage.earlier] == ["c", "b", "a"]
     assert lineage.others["e" * 16] == "n/1"
     assert lineage.beside().earlier == ()
+    assert lineage.elsewhere({"a" * 16: 2, "d" * 16: 5, "e" * 16: 1, "f" * 16: 7}) == {"m/0": 2, "n/1": 1}
 
 
 def test_the_oldest_version_with_the_same_quantities_is_found() -> None:

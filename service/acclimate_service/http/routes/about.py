@@ -23,7 +23,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     """
     intake = intakes[0]
     service = intake.service
-    offered = available_adapters(service.bundle.model, service.settings.adapters)
+    offered = available_adapters(service.bundle.model, service.settings.adapters, service.configurations.settings)
     model_list = json({"models": [_describe_model(each.service, default=each is intake) for each in intakes]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
@@ -100,6 +100,7 @@ def _describe_model(service: Service, *, default: bool) -> dict[str, Any]:
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},
         "default_adapter": {"name": earned.adapter, "because": earned.because, "reason": earned.reason},
         "default": default,
+        "states_of_other_models": {"clients": dict(service.elsewhere), "complete": service.counted},
     }
 
 
