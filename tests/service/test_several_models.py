@@ -99,11 +99,33 @@ def test_models_are_listed_the_default_one_first(both: Any) -> None:
     assert both.http.get("/models/two/adapters").json()["model"]["name"] == "two"
 
 
-@pytest.mark.parametrize("path", ["/models/three/clients/cam/predict", "/models/three/adapters"])
-def test_another_model_is_answered_with_those_that_there_are(path: str, both: Any) -> None:
-    reply = both.http.get(path)
+def test_a_method_that_a_path_does_not_take_is_405_with_those_that_it_takes(both: Any) -> None:
+    paths = both.http.get("/openapi.json").json()["paths"]
+    for prefix in ("", "/models/one", "/models/two"):
+        assert f"{prefix}/clients/{{client_id}}/predict" in paths
+    for path, operations in paths.items():
+        taken = {method.upper() for method in operations}
+        taken |= {"HEAD"} if "GET" in taken else set()
+        for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"} - taken:
+            reply = both.http.request(method, path.replace("{client_id}", "cam"))
+            assert (path, method, reply.status_code) == (path, method, 405)
+            assert set(reply.headers["allow"].split(", ")) == taken
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
+@pytest.mark.parametrize("path", ["/models/three/clients/cam/predict", "/models/three/adapters", "/models/three"])
+def test_another_model_is_answered_with_those_that_there_are(path: str, method: str, both: Any) -> None:
+    reply = both.http.request(method, path)
     assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
     assert "served are one, two" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/models/two/clients/a/b", "/models/two/nothing", "/models/two"])
+def test_a_path_that_leads_nowhere_under_a_model_is_404_and_is_not_about_models(path: str, both: Any) -> None:
+    reply = both.http.get(path)
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+    assert "served are" not in reply.json()["detail"]
+    assert ("a client id holds no '/'" in reply.json()["detail"]) is ("clients" in path)
 
 
 def test_one_model_is_answered_while_the_other_is_flooded_and_both_are_counted(

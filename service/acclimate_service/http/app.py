@@ -30,7 +30,7 @@ def create_app(service: Service) -> FastAPI:
         routes=make_router(intake).routes,
         lifespan=lifespan,
     )
-    problems.install(app)
+    problems.install(app, [service.bundle.manifest.name, *service.others])
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

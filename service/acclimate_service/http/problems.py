@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -169,11 +169,16 @@ _HANDLED: Final = (
 _log = logging.getLogger(__name__)
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, models: Sequence[str]) -> None:
     """Answer every expected error of the app, the framework's own included, as a problem.
 
     The others rise to `RequestMiddleware`, which answers them within reach of the request id and the metrics.
+
+    Args:
+        app: whose errors.
+        models: names of those that are served.
     """
+    app.state.models = models
     for kind in _HANDLED:
         app.add_exception_handler(kind, answer)
 
@@ -261,13 +266,23 @@ def _of_state(error: StateError) -> Problem:
 def _of_framework(request: Request, error: HTTPException) -> Problem:
     path = request.url.path
     if error.status_code == HTTPStatus.NOT_FOUND:
-        hint = "; a client id holds no '/'" if path.startswith("/clients/") else ""
-        return Problem("not_found", f"there is nothing at {path[:200]}{hint}")
+        return Problem("not_found", f"there is nothing at {path[:200]}{_hint(path, request.app.state.models)}")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _allowed(request)
         detail = f"{request.method[:20]} is not accepted at {path[:200]}; use {allowed}"
         return Problem("method_not_allowed", detail, headers={"Allow": allowed})
     return Problem("malformed_body", str(error.detail))
+
+
+def _hint(path: str, models: Sequence[str]) -> str:
+    """What may be wrong with a path at which there is nothing."""
+    root, _, rest = path.removeprefix("/").partition("/")
+    if root == "models":
+        name, _, rest = rest.partition("/")
+        if name not in models:
+            return f"; served are {', '.join(models)}"
+        root, _, rest = rest.partition("/")
+    return "; a client id holds no '/'" if root == "clients" and rest else ""
 
 
 def _allowed(request: Request) -> str:

@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter
 
-from acclimate_service.errors import Problem
 from acclimate_service.http import problems
 from acclimate_service.http.context import Intake
 from acclimate_service.http.routes import about, clients, feedback, predict
@@ -18,17 +17,9 @@ def make_router(intake: Intake) -> APIRouter:
         noun.add_routes(router, intake)
     about.add_routes(router, [intake, *others])
     for each in (intake, *others):
-        of_model = APIRouter(prefix=f"/models/{each.model['name']}")
+        of_model = APIRouter(prefix=f"/models/{each.model['name']}", responses=problems.RESPONSES)
         for noun in (predict, clients, feedback):
             noun.add_routes(of_model, each)
         of_model.add_api_route("/adapters", feedback.evidence_of(each), methods=["GET"])
-        router.include_router(of_model)
-    served = ", ".join(each.model["name"] for each in (intake, *others))
-
-    async def unknown(model: str) -> None:
-        """Say which models there are."""
-        raise Problem("not_found", f"there is nothing under this path of {model[:64]!r}; served are {served}")
-
-    methods = ["GET", "POST", "PUT", "DELETE"]
-    router.add_api_route("/models/{model}/{rest:path}", unknown, methods=methods, include_in_schema=False)
+        router.routes += of_model.routes  # flat: whoever looks which methods a path takes finds them
     return router
