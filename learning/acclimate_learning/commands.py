@@ -19,7 +19,7 @@ from acclimate_learning.judging import Judgement, judge
 from acclimate_learning.likeness import families_like, read_unlabelled
 from acclimate_learning.picture import gains_picture
 from acclimate_learning.rates import Recipe, learn_rates
-from acclimate_learning.settings import Options, choose_settings
+from acclimate_learning.settings import Options, choose_settings, judge_settings
 from acclimate_store import BundleKey, Catalogue, Manifest
 from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
@@ -31,6 +31,8 @@ from acclimate_store.versions import model_with, next_version, publish, renewed
 ERRORS: Final = (AcclimateError,)
 """What ends a command with its message alone."""
 CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
+TUNED: Final = ("fedthe",)
+"""Adapters whose hyper-parameters are chosen along with the rates. Those of `evaluate --tune` take longer."""
 SLOW: Final = ("memo",)
 """Adapters that take many passes for an image and are judged only if they are named."""
 
@@ -53,13 +55,16 @@ def learn(arguments: argparse.Namespace) -> int:
         f"learned in {learned.rounds} rounds with a learning rate of {learned.lr:g}; best after {best}: cross-entropy "
         f"{learned.losses[best]:.3f}, frozen {learned.losses[0]:.3f} ({len(clients['tune'])} tuning clients)"
     )
+    for note in learned.notes:
+        print(f"  note  {note}")
     if best == 0:
         print("no round was better for the tuning clients than no adaptation: try a smaller --lr, or more --rounds")
     source = replace(bundle.model.source, rates=learned.rates)
     model = model_with(catalogue, key, source)
     evidence = _judged_rates(arguments, bundle, model, clients["judge"])
+    settings = {**bundle.manifest.settings, **_judged_settings(arguments, bundle, model, clients)}
     made = f"Adaptation rates learned from {len(clients['teach'])} clients of {arguments.data.name}, {recipe}."
-    manifest = renewed(catalogue, bundle.manifest, new, made, evidence=evidence)
+    manifest = renewed(catalogue, bundle.manifest, new, made, evidence=evidence, settings=settings)
     _publish(arguments, catalogue, key, manifest, model)
     return 0
 
@@ -91,7 +96,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         renewed(catalogue, bundle.manifest, new, "")
     clients = _streams(arguments, bundle)
     names = _candidates(arguments.adapters, bundle.model)
-    settings = _settings(arguments, bundle, names)
+    settings = {**bundle.manifest.options, **_settings(arguments, bundle, names)}
     judged = []
     with _bar("client") as advance:
         for name in names:
@@ -241,6 +246,24 @@ def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenMo
         rows = [index for index, client in enumerate(clients) if client.kind == kind]
         print(f"  {kind:<8} {100 * float(told.gains[rows].mean()):+.1f} points on {len(rows)} clients")
     return evidence
+
+
+def _judged_settings(
+    arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: Mapping[Role, list[Client]]
+) -> dict[str, Evidence]:
+    """Hyper-parameters of the adapters of `TUNED` that the model can serve, with what they gain on held-out clients."""
+    spec, found = bundle.manifest.input, dict[str, Evidence]()
+    for name in TUNED:
+        if missing(create(name), model):
+            continue
+        with _bar("client") as advance:
+            options = choose_settings(model, spec, clients["tune"], name, lambda: advance(f"tuning {name}"))  # noqa: B023
+            told = judge_settings(model, spec, clients["judge"], name, options, lambda: advance(f"judging {name}"))  # noqa: B023
+        of = f"{_words(arguments, clients['judge'])}, enrolled and then served half of another's images"
+        found[name] = told.evidence(of)
+        print(f"{name}: {json.dumps(options)} is best for {len(clients['tune'])} tuning clients that enrol;")
+        print(f"  on {len(clients['judge'])} held-out clients {_in_words(found[name])}")
+    return found
 
 
 def _publish(

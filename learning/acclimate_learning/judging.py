@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acclimate_adapters import Adapter, FrozenModel, create
+from acclimate_adapters import Adapter, FrozenModel, State, create, enrols
 from acclimate_adapters.errors import AcclimateError
 from acclimate_learning.clients import Client
 from acclimate_learning.errors import LearningError
@@ -77,6 +77,7 @@ def judge(
     adapter: str,
     options: Mapping[str, Any] | None = None,
     *,
+    enrolment: Sequence[Client] | None = None,
     batch: int = BATCH,
     progress: Progress = lambda: None,
 ) -> Judgement:
@@ -88,6 +89,7 @@ def judge(
         clients: with their labels, which the adapter does not see.
         adapter: name of an adapter or a chain.
         options: its hyper-parameters.
+        enrolment: of each client, the labelled images by which it enrols first; None leaves that out.
         batch: images at a time.
         progress: called after each client.
 
@@ -99,8 +101,9 @@ def judge(
         raise LearningError("there are no clients to judge by")
     method = create(adapter, **(options or {}))
     results = []
-    for client in clients:
-        results.append(_stream(method, model, spec, client, batch))
+    for number, client in enumerate(clients):
+        start = method.init(model) if enrolment is None else _enrolled(method, model, spec, enrolment[number])
+        results.append(_stream(method, model, start, spec, client, batch))
         progress()
     accuracy, frozen, times, sizes, failed = zip(*results, strict=True)
     return Judgement(
@@ -122,15 +125,21 @@ def interval(values: NDArray[np.float64], seed: int = 0) -> tuple[float, float]:
     return round(float(low), 12), round(float(high), 12)  # what is 0 but for the last bits is not above 0
 
 
+def _enrolled(method: Adapter, model: FrozenModel, spec: InputSpec, told: Client) -> State:
+    """The state of a client that has enrolled by labelled images of its own."""
+    if not enrols(method):
+        raise LearningError(f"{method.name} takes no labelled images of a client")
+    return method.init(model, x=spec.normalise(told.images).to(model.device), labels=torch.from_numpy(told.labels))
+
+
 def _stream(
-    method: Adapter, model: FrozenModel, spec: InputSpec, client: Client, size: int
+    method: Adapter, model: FrozenModel, state: State, spec: InputSpec, client: Client, size: int
 ) -> tuple[float, float, list[float], int, bool]:
     """Accuracy, that of the frozen model, seconds of each step, bytes of the state, and whether a step failed."""
     labels = torch.from_numpy(client.labels)
     x = spec.normalise(client.images).to(model.device)
     frozen = torch.cat([model.frozen(model.batch(part)).logits.argmax(1).cpu() for part in torch.split(x, size)])
     answers, times, failed = [], [], False
-    state = method.init(model)
     for part in torch.split(x, size):
         start = time.perf_counter()
         try:

@@ -74,12 +74,14 @@ class Learned:
         lr: eta that was used.
         losses: cross-entropy on the tuning clients by round; of round 0 that of the frozen model.
         rounds: that were run.
+        notes: learning rates that were given up, each with advice.
     """
 
     rates: Rates
     lr: float
     losses: dict[int, float] = field(default_factory=dict)
     rounds: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def learn_rates(
@@ -116,10 +118,11 @@ def learn_rates(
     if learned is None:
         zero = dict.fromkeys(model.modules, 0.0)
         frozen = run.loss(zero)
-        lr = recipe.lr if recipe.lr is not None else run.search(frozen)
-        learned = _State(rates=zero, best=zero, lr=lr, losses={0: frozen}, round=0)
+        tried = {recipe.lr: frozen} if recipe.lr is not None else run.search(frozen)
+        lr = min(tried, key=lambda each: tried[each])
+        learned = _State(rates=zero, best=zero, lr=lr, losses={0: frozen}, round=0, tried=tried)
     run.go_on(learned, lambda: _save(checkpoint, name, learned) if checkpoint else None)
-    return Learned(learned.best, learned.lr, learned.losses, learned.round)
+    return Learned(learned.best, learned.lr, learned.losses, learned.round, tuple(learned.notes))
 
 
 @dataclass(slots=True)
@@ -131,6 +134,8 @@ class _State:
     lr: float
     losses: dict[int, float]
     round: int
+    tried: dict[float, float]  # learning rate -> loss after a few rounds
+    notes: list[str] = field(default_factory=list)
 
 
 class _Run:
@@ -148,8 +153,8 @@ class _Run:
         self._model, self._spec, self._tuning = model, spec, tuning
         self._teachers, self._recipe, self._progress = teachers, recipe, progress
 
-    def search(self, frozen: float) -> float:
-        """The learning rate with the least loss on the tuning clients after a few rounds.
+    def search(self, frozen: float) -> dict[float, float]:
+        """Learning rates that do not run away in a few rounds, and the loss on the tuning clients after them.
 
         From the first one upwards as long as that is better; if it never is, downwards.
 
@@ -167,7 +172,7 @@ class _Run:
                 break
         if min(found.values()) > WORSE * frozen:
             raise LearningError(f"the rates run away with every learning rate tried; give --lr {LADDER[0] / 10:g}")
-        return min(found, key=lambda lr: found[lr])
+        return {lr: loss for lr, loss in found.items() if loss <= WORSE * frozen}
 
     def _tried(self, lr: float) -> float:
         """Loss on the tuning clients after the first rounds with a learning rate; infinite if the rates run away."""
@@ -184,7 +189,7 @@ class _Run:
 
         What is looked at and kept is the mean of the rates since the last look: Algorithm 1 ends with those of the last
         round, which chance moves, the more the fewer clients a round has. If the rates run away with a learning rate
-        that was found here, the best ones go on with a third of it.
+        that was found here, the best ones go on with the next best of those that are smaller.
         """
         recipe = self._recipe
         since: list[Rates] = []  # the last look
@@ -200,7 +205,9 @@ class _Run:
             except LearningError:
                 if recipe.lr is not None or state.lr < LADDER[0]:
                     raise
-                state.rates, state.lr, since = state.best, state.lr / 3, []
+                self._fall_back(state)
+                since = []
+                save()
                 continue
             if loss < min(state.losses.values()):
                 state.best = mean
@@ -209,6 +216,17 @@ class _Run:
             best = min(state.losses, key=lambda number: state.losses[number])
             if state.round - best >= recipe.patience * recipe.check_every:
                 break
+
+    def _fall_back(self, state: _State) -> None:
+        """Go on from the best rates so far with the next best of the smaller learning rates, else with a third."""
+        given_up = state.lr
+        smaller = {lr: loss for lr, loss in state.tried.items() if lr < given_up}
+        state.lr = min(smaller, key=lambda lr: smaller[lr], default=given_up / 3)
+        state.rates = state.best
+        state.notes.append(
+            f"the rates ran away with a learning rate of {given_up:g} in round {state.round}, and the best ones so far "
+            f"went on with {state.lr:.2g}; --lr {state.lr:.2g} begins with it"
+        )
 
     def _loss_after(self, state: _State, rates: Rates) -> float:
         """Loss on the tuning clients; raises LearningError if it is much worse than that of the frozen model."""
@@ -292,4 +310,5 @@ def _resumed(path: Path, name: str) -> _State | None:
     if run != name:
         raise LearningError(f"{path} is the checkpoint of another run: other model, data or options; name another one")
     state.losses = {int(number): loss for number, loss in state.losses.items()}
+    state.tried = {float(lr): loss for lr, loss in state.tried.items()}
     return state

@@ -261,7 +261,8 @@ class Manifest(Record):
     `classifier` is the module name of the last layer. `files` maps every other file of the bundle to its sha256; those
     of `files.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
     `measured` is there once labelled images were seen. `evidence` is that of the adapter that is to be the default,
-    which it is if the evidence suffices. `provenance` says in words how the bundle was made.
+    which it is if the evidence suffices. `settings` are hyper-parameters that adapters have here unless others are
+    named, with what they gain. `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]
@@ -276,6 +277,7 @@ class Manifest(Record):
     metrics: Mapping[str, float] = Field(default_factory=dict)
     measured: Measured | None = None
     evidence: Evidence | None = None
+    settings: Mapping[str, Evidence] = Field(default_factory=dict)
     licence: Text
     provenance: Text
 
@@ -286,10 +288,21 @@ class Manifest(Record):
             raise ValueError(f"class names must be unique; repeated: {', '.join(twice)}")
         return self
 
+    @model_validator(mode="after")
+    def _settings_by_adapter(self) -> Self:
+        if odd := sorted(name for name, each in self.settings.items() if name != each.adapter):
+            raise ValueError(f"settings of {', '.join(odd)} are about another adapter")
+        return self
+
     @property
     def key(self) -> str:
         """`name/version`."""
         return f"{self.name}/{self.version}"
+
+    @property
+    def options(self) -> dict[str, Mapping[str, JsonValue]]:
+        """Hyper-parameters that were chosen for this model, by adapter."""
+        return {adapter: each.options for adapter, each in self.settings.items()}
 
     def default(self, servable: bool) -> Default:
         """The adapter of clients that choose none: one whose gain is proven, else `SAFEST` where it can serve.

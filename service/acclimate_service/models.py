@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import torch
 
 from acclimate_adapters import ConfigurationError, FrozenModel, create, require
-from acclimate_service.compute.adapters import Configurations, canonical
+from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.costs import Prices, StepBudget
 from acclimate_service.compute.worker import Worker
 from acclimate_service.errors import Problem
@@ -69,7 +69,7 @@ async def load_model(settings: Settings, worker: Worker) -> Model:
     """Load a model and refuse settings that it cannot serve; raises as `open_service`."""
     bundle = await worker.run(partial(_load_bundle, settings), always)
     configurations = _configurations(settings, bundle)
-    candidates = _challenger_configurations(settings, bundle.model)
+    candidates = _challenger_configurations(settings, bundle.model, configurations)
     prices = await worker.run(partial(Prices.measured, bundle), always)
     budget = StepBudget(bundle.model, configurations, prices, settings.max_step_ms / 1000, settings.adapters)
     _require_affordable(budget, configurations.default, candidates)
@@ -120,14 +120,14 @@ def _configurations(settings: Settings, bundle: Bundle) -> Configurations:
         default = bundle.default(settings.adapters)
         name, options = default.adapter, {**default.options, **options}
     try:
-        configurations = Configurations(name, options)
+        configurations = Configurations(name, options, bundle.manifest.options)
         require(configurations.adapter(configurations.default), bundle.model)
     except ConfigurationError as error:
         raise SettingsError(f"ACCLIMATE_ADAPTER, ACCLIMATE_ADAPTER_OPTIONS: {error}") from error
     return configurations
 
 
-def _challenger_configurations(settings: Settings, model: FrozenModel) -> list[str]:
+def _challenger_configurations(settings: Settings, model: FrozenModel, configurations: Configurations) -> list[str]:
     """Of the candidates; raises SettingsError for one that the model cannot serve."""
     if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
         raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
@@ -136,7 +136,7 @@ def _challenger_configurations(settings: Settings, model: FrozenModel) -> list[s
             require(create(name), model)
     except ConfigurationError as error:
         raise SettingsError(f"ACCLIMATE_CANDIDATES: {error}") from error
-    return [canonical(name, {}) for name in settings.candidates]
+    return [configurations.wanted(name, {}) for name in settings.candidates]
 
 
 def _require_affordable(budget: StepBudget, default: str, candidates: Sequence[str]) -> None:

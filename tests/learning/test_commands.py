@@ -51,6 +51,10 @@ def test_learning_publishes_rates_with_what_they_gain(
     assert new.rates != old.rates
     assert torch.equal(new.confusion_matrix("soft"), old.confusion_matrix("soft"))
     assert (store / "fashion-cnn/1/model.safetensors").samefile(store / "fashion-cnn/2/model.safetensors")
+    settings = manifest.settings["fedthe"]
+    assert f"fedthe: {json.dumps(settings.options)} is best for 2 tuning clients that enrol" in out
+    assert settings.of.startswith("5 simulated clients of data.npz, shift label, seed 0, enrolled")
+    assert settings.clients == 5
 
 
 def test_the_same_seed_gives_the_same_bundle(store: Path, data: Callable[..., Path]) -> None:

@@ -1,13 +1,17 @@
 """Hyper-parameters are those that helped most where they were tried; a block of Surgical is a part of the network."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import torch
 
 from acclimate_adapters import create
 from acclimate_learning import settings
 from acclimate_learning.clients import Pool, own_clients
 from acclimate_learning.errors import LearningError
 from acclimate_learning.judging import judge
-from acclimate_learning.settings import GRIDS, blocks, choose_settings
+from acclimate_learning.settings import GRIDS, blocks, choose_settings, judge_settings
 from acclimate_store import Bundle
 
 
@@ -35,6 +39,32 @@ def test_the_best_is_chosen_and_of_equals_the_first(
     gains = [judge(bundle.model, spec, clients, "surgical", options).gains.mean() for options in tried]
     assert gains[0] < 0 == gains[1] == gains[2] > gains[3], "without a step nothing changes, with a huge one it harms"
     assert choose_settings(bundle.model, spec, clients, "surgical") == tried[1]
+
+
+def test_who_can_enrol_is_judged_by_what_it_did_not_enrol_with_and_by_images_of_another(
+    bundle: Bundle, pool: Pool
+) -> None:
+    spec, model, options = bundle.manifest.input, bundle.model, {"lr": 0.01, "beta": 0.1}
+    clients = [replace(c, images=c.images[:50], labels=c.labels[:50]) for c in own_clients(pool)[:3]]
+    told = judge_settings(model, spec, clients, "fedthe", options)
+    fedthe = create("fedthe", **options)
+    for number, own in enumerate(clients):
+        other = clients[(number + 1) % 3]
+        first, labels = spec.normalise(own.images[:20]), torch.from_numpy(own.labels[:20])
+        state, right = fedthe.init(model, x=first, labels=labels), 0
+        for part in range(3):
+            images = np.concatenate([own.images[20:], other.images[20:]])[20 * part : 20 * part + 20]
+            truth = np.concatenate([own.labels[20:], other.labels[20:]])[20 * part : 20 * part + 20]
+            step = fedthe.step(model, state, spec.normalise(images))
+            state, right = step.state, right + int((step.logits.argmax(1).numpy() == truth).sum())
+        assert told.accuracy[number] == pytest.approx(right / 60)
+    assert not np.array_equal(told.accuracy, told.frozen), "else nobody enrolled"
+
+
+def test_only_who_takes_labelled_images_enrols(bundle: Bundle, pool: Pool) -> None:
+    clients = own_clients(pool)[:1]
+    with pytest.raises(LearningError, match="em takes no labelled images of a client"):
+        judge(bundle.model, bundle.manifest.input, clients, "em", enrolment=clients)
 
 
 def test_what_has_nothing_to_choose_is_refused(bundle: Bundle, pool: Pool) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from acclimate_adapters import Source
 from acclimate_service.cli import main
-from acclimate_store import Catalogue, write_bundle
+from acclimate_store import Catalogue, ManifestError, write_bundle
 from acclimate_store.architectures import build
 from acclimate_store.files import load_weights
 
@@ -122,3 +122,37 @@ def test_an_operator_may_override_what_is_not_proven(store_with, make_replica, s
     replica = make_replica(model_store=store_with(HARMFUL), adapter="atp")
     with replica.sdk() as client:
         assert client.predict("cam", *stream(0, 1)).adapter == "atp"
+
+
+def test_hyper_parameters_that_were_chosen_for_the_model_are_those_of_whoever_says_nothing_else(
+    store_with, make_replica
+):
+    store = store_with({})
+    file = store / "fashion-cnn/1/manifest.json"
+    told = json.loads(file.read_text())
+    chosen = {"beta": 0.1, "lr": 0.01}
+    told["settings"] = {"fedthe": told["evidence"] | {"adapter": "fedthe", "options": chosen}}
+    file.write_text(json.dumps(told))
+    replica = make_replica(model_store=store)
+    adapters = {each["name"]: each for each in replica.http.get("/adapters").json()["adapters"]}
+    shown = adapters["fedthe"]["hyperparameters"]["properties"]
+    assert {name: shown[name]["default"] for name in ("beta", "lr", "alpha")} == {**chosen, "alpha": 0.1}
+    with replica.sdk() as client:
+        assert client.configure("plain", "fedthe").hyperparameters == chosen
+        assert client.configure("partly", "fedthe", beta=0.5).hyperparameters == {"beta": 0.5, "lr": 0.01}
+        assert client.configure("papers", "fedthe", beta=0.3, lr=0.1).hyperparameters == {}
+        assert client.get("papers").hyperparameters == {}
+    by_variable = make_replica(model_store=store, adapter="fedthe", candidates=("fedthe",), guard="adapt")
+    with by_variable.sdk() as client:
+        assert client.configure("other", "fedthe").hyperparameters == chosen
+    assert by_variable.service.configurations.describe("")["hyperparameters"] == chosen
+
+
+def test_settings_of_an_adapter_are_about_it(store_with):
+    store = store_with({})
+    file = store / "fashion-cnn/1/manifest.json"
+    told = json.loads(file.read_text())
+    told["settings"] = {"fedthe": told["evidence"]}
+    file.write_text(json.dumps(told))
+    with pytest.raises(ManifestError, match="settings of fedthe are about another adapter"):
+        Catalogue(store).manifest("fashion-cnn")

@@ -23,13 +23,28 @@ class Configurations:
     Attributes:
         adapter: the adapter of a stored configuration, an empty one being the default; raises ConfigurationError where
             this version of the service does not know it.
+        settings: hyper-parameters that were chosen for the model, by adapter.
     """
 
-    def __init__(self, adapter: str, hyperparameters: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        adapter: str,
+        hyperparameters: Mapping[str, Any],
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         """Take the configuration of clients that have none; raises ConfigurationError when it is wrong."""
-        self.default = canonical(adapter, hyperparameters)
+        self.settings = settings or {}
+        self.default = self.wanted(adapter, hyperparameters)
         self.adapter = lru_cache(_KEPT)(self._adapter)  # clients choose the hyper-parameters: there is no end of them
         self.adapter(self.default)
+
+    def wanted(self, adapter: str, hyperparameters: Mapping[str, Any]) -> str:
+        """The configuration of whoever asks for this; what is left out is as it was chosen for the model.
+
+        Raises:
+            ConfigurationError: there is no such adapter, or none with these hyper-parameters.
+        """
+        return canonical(adapter, {**self.settings.get(adapter, {}), **hyperparameters})
 
     def describe(self, configuration: str) -> dict[str, Any]:
         """Members `adapter` and `hyperparameters` of a stored configuration; those left out have their defaults."""
@@ -86,10 +101,20 @@ class AvailableAdapter:
     hyperparameters: dict[str, Any]
 
 
-def available_adapters(model: FrozenModel, allowed: Collection[str] | None = None) -> tuple[AvailableAdapter, ...]:
-    """Every adapter, then the chains, each in the order of their names; those alone all of whose parts are allowed."""
+def available_adapters(
+    model: FrozenModel,
+    allowed: Collection[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[AvailableAdapter, ...]:
+    """Every adapter, then the chains, each in the order of their names; those alone all of whose parts are allowed.
+
+    Args:
+        model: that is to be served.
+        allowed: names; None for all.
+        settings: hyper-parameters that were chosen for the model, by adapter.
+    """
     names = [name for name in (*sorted(ADAPTERS), *CHAINS) if allowed is None or set(name.split("+")) <= set(allowed)]
-    return tuple(_available(name, create(name), model) for name in names)
+    return tuple(_available(name, model, (settings or {}).get(name, {})) for name in names)
 
 
 def summary(model: FrozenModel, allowed: Collection[str] | None = None) -> str:
@@ -100,13 +125,16 @@ def summary(model: FrozenModel, allowed: Collection[str] | None = None) -> str:
     return f"adapters {served}" + (f"; not served: {lacking}" if lacking else "")
 
 
-def _available(name: str, adapter: Adapter, model: FrozenModel) -> AvailableAdapter:
+def _available(name: str, model: FrozenModel, settings: Mapping[str, Any]) -> AvailableAdapter:
+    adapter, told = create(name), schema(name)
+    for parameter, value in settings.items():
+        told["properties"][parameter]["default"] = value
     return AvailableAdapter(
         name=name,
         description=_description(name),
         enrols=enrols(adapter),
         missing=missing(adapter, model),
-        hyperparameters=schema(name),
+        hyperparameters=told,
     )
 
 

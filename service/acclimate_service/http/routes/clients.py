@@ -9,7 +9,7 @@ from starlette.responses import Response
 from acclimate_adapters import ConfigurationError
 from acclimate_service.clients.clients import Wanted, adaptation
 from acclimate_service.clients.requests import Precondition, etag
-from acclimate_service.compute.adapters import canonical
+from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, client_scope, json
 from acclimate_service.http.payload import load_json, media_type, unsupported
@@ -80,7 +80,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             raise unsupported(context.content_type, ("application/json",))
         with context.admitted():
             body = await context.body(_LONGEST_CONFIGURATION)
-            wanted = await context.computed(partial(_read_wanted, body))
+            wanted = await context.computed(partial(_read_wanted, body, service.configurations))
             said = [(wanted.configuration or "").encode()]
             if wanted.paused is not None:
                 said.append(adaptation(wanted.paused).encode())
@@ -141,7 +141,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     router.add_api_route(f"{path}/state", import_state, methods=["PUT"], openapi_extra=_STATE_DOC)
 
 
-def _read_wanted(body: bytes) -> Wanted:
+def _read_wanted(body: bytes, configurations: Configurations) -> Wanted:
     """What a body asks for, once the adapter takes it.
 
     Raises:
@@ -150,7 +150,7 @@ def _read_wanted(body: bytes) -> Wanted:
     """
     adapter, hyperparameters, paused = _members(load_json(body))
     try:
-        return Wanted(None if adapter is None else canonical(adapter, hyperparameters), paused)
+        return Wanted(None if adapter is None else configurations.wanted(adapter, hyperparameters), paused)
     except ConfigurationError as error:
         detail = f"{error}; GET /adapters describes every adapter and its hyper-parameters"
         raise Problem("invalid_configuration", detail) from error
