@@ -27,6 +27,7 @@ from acclimate_adapters import (
     missing,
 )
 from acclimate_adapters.balanced.moments import source_moments
+from acclimate_adapters.methods.fed_ade.client import PERSONAL
 from acclimate_adapters.network.direction import direction
 
 QUICK = {"memo": {"views": 2}, "fedthe_plus": {"views": 2, "tuning_steps": 1}}
@@ -209,7 +210,9 @@ def test_half_precision_model_answers_as_the_single_precision_one(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("name", "options"), [("tent", {}), ("tent", {"optimizer": "adam"}), ("shot", {})], ids=["tent", "adam", "shot"]
+    ("name", "options"),
+    [("tent", {}), ("tent", {"optimizer": "adam"}), ("shot", {}), ("fed_ade", {})],
+    ids=["tent", "adam", "shot", "fed_ade"],
 )
 def test_what_is_trained_in_half_precision_moves_as_far_as_in_single(
     dtype: torch.dtype,
@@ -225,7 +228,8 @@ def test_what_is_trained_in_half_precision_moves_as_far_as_in_single(
         begin = state = adapter.init(each)
         for x in streams[0, :5]:
             state = adapter.step(each, state, x[:8].to(each.dtype)).state
-        moved = [state.tensors[n].float() - begin.tensors[n].float() for n in begin.tensors if n in each.parameters]
+        trained = [n for n in begin.tensors if n.removeprefix(PERSONAL) in each.parameters]
+        moved = [state.tensors[n].float() - begin.tensors[n].float() for n in trained]
         lengths.append(float(torch.cat([part.flatten() for part in moved]).norm()))
     assert lengths[1] == pytest.approx(lengths[0], rel=0.2)
 

@@ -115,9 +115,9 @@ class FedAde:
         features = at_least_float32(anchors_of(model).features)
         uniform = features.new_full((model.classes,), 1 / model.classes)
         tensors = {"q": uniform, "z": mean_unit_feature(features)}
-        tensors |= {PERSONAL + name: model.tensor(name) for name in head_modules(model)}
+        tensors |= {PERSONAL + name: at_least_float32(model.tensor(name)) for name in head_modules(model)}
         if self.layers == "all":
-            tensors |= {SHARED + name: model.tensor(name) for name in shared_modules(model)}
+            tensors |= {SHARED + name: tensor for name, tensor in global_layers(model).items()}
             tensors |= timestep_tensors(self.eta_min, 0, model.source.prior)
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 
@@ -125,9 +125,10 @@ class FedAde:
         """The summaries of the last batch and the client's layers, as `Adapter.form`."""
         dtypes = (torch.promote_types(model.dtype, torch.float32),)
         forms = {"q": Form((model.classes,), dtypes, low=0), "z": Form((model.feature_size,), dtypes)}
-        forms |= {PERSONAL + name: Form.of(model.tensor(name)) for name in head_modules(model)}
+        layers = {PERSONAL: head_modules(model), SHARED: shared_modules(model) if self.layers == "all" else ()}
+        for prefix, names in layers.items():  # states of before hold those of a half precision model as they are there
+            forms |= {prefix + name: Form.of(model.tensor(name), torch.float32) for name in names}
         if self.layers == "all":
-            forms |= {SHARED + name: Form.of(model.tensor(name)) for name in shared_modules(model)}
             forms |= {"eta": Form((), (torch.float64,), 0, LARGEST_RATE), "samples": count()}
             forms["labels"] = Form((model.classes,), (torch.float64,))
         return forms
@@ -157,7 +158,9 @@ class FedAde:
         return after
 
     def client_layers(self, model: FrozenModel, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Personalised and shared modules of a state by name, on the model's device.
+        """Personalised and shared modules of a state by name, on the model's device, in single precision at least.
+
+        Small steps are lost in half.
 
         Raises:
             StateMismatch: the state was made for something else.
@@ -165,14 +168,15 @@ class FedAde:
         require_state(self, model, state)
         personal, shared = head_modules(model), shared_modules(model) if self.layers == "all" else ()
         return (
-            {name: state.tensors[PERSONAL + name].to(model.device) for name in personal},
-            {name: state.tensors[SHARED + name].to(model.device) for name in shared},
+            {name: at_least_float32(state.tensors[PERSONAL + name].to(model.device)) for name in personal},
+            {name: at_least_float32(state.tensors[SHARED + name].to(model.device)) for name in shared},
         )
 
     def _adapt_head(
         self, model: FrozenModel, state: State, head: dict[str, Tensor], frozen: Pass
     ) -> Generator[None, None, Step]:
-        before = require_finite(F.linear(frozen.features, *head.values()))
+        features = at_least_float32(frozen.features)
+        before = require_finite(F.linear(features, *head.values()))
         t = self._measure(model, state, before, frozen.features)
         anchors = anchors_of(model)
         importance = anchor_importance(t.estimate.labels, anchors.labels)
@@ -181,7 +185,7 @@ class FedAde:
             rows = minibatches(len(importance), self.batch_size, 1, order)
             head = fit_head(head, anchors, importance, t.eta, rows)
             yield
-        logits = require_finite(F.linear(frozen.features, *head.values()))
+        logits = require_finite(F.linear(features, *head.values()).to(model.dtype))
         new = {"q": t.drift.q, "z": t.drift.z, **{PERSONAL + name: tensor for name, tensor in head.items()}}
         return Step(logits, state.next(new), t.signals(logits), frozen.logits, frozen.features)
 
@@ -254,6 +258,11 @@ def shared_modules(model: FrozenModel) -> tuple[str, ...]:
     """Names of psi: all parameters but the classifier's, in the order of the network."""
     head = head_modules(model)
     return tuple(name for name in model.parameters if name not in head)
+
+
+def global_layers(model: FrozenModel) -> dict[str, Tensor]:
+    """Psi of the global model by name, in single precision at least."""
+    return {name: at_least_float32(model.tensor(name)) for name in shared_modules(model)}
 
 
 def timestep_tensors(eta: float, samples: int, labels: Tensor) -> dict[str, Tensor]:

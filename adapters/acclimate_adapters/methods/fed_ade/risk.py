@@ -83,7 +83,7 @@ def fit_head(
     """Gradient descent of a linear classifier on the weighted risk of anchors (Eq. 8), with the gradient written out.
 
     Args:
-        head: weight [K, d] and, optionally, bias [K], in this order; not changed.
+        head: weight [K, d] and, optionally, bias [K], in this order, in single precision at least; not changed.
         anchors: features [N, d] and labels [N].
         importance: r [N].
         eta: learning rate.
@@ -93,7 +93,7 @@ def fit_head(
     weight, *bias = fitted.values()
     importance = importance.to(weight)
     for rows in order:
-        features, labels = anchors.features[rows], anchors.labels[rows]
+        features, labels = anchors.features[rows].to(weight), anchors.labels[rows]
         residual = F.linear(features, weight, *bias).softmax(-1) - F.one_hot(labels, len(weight))
         slope = residual * importance[rows].unsqueeze(-1) / len(rows)  # d risk / d logits
         weight.addmm_(slope.T, features, alpha=-eta)

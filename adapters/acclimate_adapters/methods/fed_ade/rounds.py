@@ -21,8 +21,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters.errors import ConfigurationError, MissingSource, NumericalError
-from acclimate_adapters.functional import keyed_generator
-from acclimate_adapters.methods.fed_ade.client import PERSONAL, SHARED, FedAde, shared_modules
+from acclimate_adapters.functional import at_least_float32, keyed_generator
+from acclimate_adapters.methods.fed_ade.client import PERSONAL, SHARED, FedAde, global_layers, shared_modules
 from acclimate_adapters.methods.fed_ade.risk import anchor_importance, anchors_of, fit_head, minibatches
 from acclimate_adapters.network.model import FrozenModel
 from acclimate_adapters.source import Anchors
@@ -40,7 +40,7 @@ class Update:
 
 def initial_shared(model: FrozenModel) -> dict[str, Tensor]:
     """The shared layers of the global model, from which the first round starts."""
-    return {name: model.tensor(name) for name in shared_modules(model)}
+    return global_layers(model)
 
 
 def local_update(adapter: FedAde, model: FrozenModel, state: State, shared: Mapping[str, Tensor], r: int) -> Update:
@@ -140,7 +140,7 @@ def _client_layers(adapter: FedAde, model: FrozenModel, state: State) -> tuple[d
 def _on_device(model: FrozenModel, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if {name: t.shape for name, t in shared.items()} != {n: model.tensor(n).shape for n in shared_modules(model)}:
         raise ConfigurationError("the shared layers differ in name or shape from the model's")
-    return {name: tensor.to(model.device) for name, tensor in shared.items()}
+    return {name: at_least_float32(tensor.to(model.device)) for name, tensor in shared.items()}
 
 
 def _weighted_anchors(model: FrozenModel, state: State) -> tuple[Anchors, Tensor]:

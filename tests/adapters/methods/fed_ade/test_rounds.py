@@ -42,8 +42,7 @@ class Network(nn.Module):
         return result
 
 
-@pytest.fixture(scope="module")
-def small() -> FrozenModel:
+def tiny(dtype: torch.dtype) -> FrozenModel:
     rng = torch.Generator().manual_seed(0)
     net = Network().double()
     for value in (*net.parameters(), net.norm.running_mean):
@@ -54,7 +53,12 @@ def small() -> FrozenModel:
     )
     confusion = torch.tensor([[0.8, 0.1, 0.2], [0.1, 0.8, 0.1], [0.1, 0.1, 0.7]], dtype=torch.float64)
     source = Source(prior=torch.full((3,), 1 / 3), anchors=anchors, confusion=confusion)
-    return FrozenModel.from_module(net, classifier="head", source=source)
+    return FrozenModel.from_module(net.to(dtype), classifier="head", source=source)
+
+
+@pytest.fixture(scope="module")
+def small() -> FrozenModel:
+    return tiny(torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -278,3 +282,21 @@ def test_adapter_or_state_of_the_head_alone_takes_no_part_in_rounds(small: Froze
 
 def test_shared_layers_are_all_parameters_but_the_heads(small: FrozenModel) -> None:
     assert set(initial_shared(small)) == {"first.weight", "first.bias", "norm.weight", "norm.bias"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rounds_of_a_half_precision_model_move_its_layers_as_far_as_in_single(
+    dtype: torch.dtype, batches: Tensor
+) -> None:
+    """A step of 1e-4 is lost beside weights of 1 in half precision."""
+    adapter, lengths = replace(ADAPTER, eta_min=1e-4, eta_max=1e-4), []
+    for precision in (torch.float32, dtype):
+        model = tiny(precision)
+        shared = initial_shared(model)
+        state = adapter.step(model, adapter.init(model), batches[0, 0].to(precision)).state
+        update = local_update(adapter, model, state, shared, 0)
+        after = finish(adapter, model, update.state, aggregate(shared, [update]), 0)
+        moved = [after.tensors[n].float() - state.tensors[n].float() for n in after.tensors if "." in n]
+        lengths.append(float(torch.cat([part.flatten() for part in moved]).norm()))
+        assert adapter.step(model, after, batches[0, 1].to(precision)).logits.dtype == precision
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.2)
