@@ -89,6 +89,10 @@ class MalformedRequestError(ProblemError):
     """`malformed_request` (400): what was sent is no HTTP that the server reads."""
 
 
+class UnsupportedError(ProblemError):
+    """`unsupported` (400): the service does not speak this extension of the inference protocol."""
+
+
 class OriginNotAllowedError(ProblemError):
     """`origin_not_allowed` (403): a web page of another origin may not use the service."""
 

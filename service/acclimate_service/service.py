@@ -9,17 +9,18 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, null
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from acclimate_adapters import create
 from acclimate_service.clients.admission import Admission
 from acclimate_service.clients.clients import Clients
-from acclimate_service.clients.engine import Batch, Engine
+from acclimate_service.clients.engine import FROZEN, Batch, Engine
 from acclimate_service.clients.feedback import Feedback
-from acclimate_service.clients.requests import ClientRequest, Replies, Reply
+from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations
@@ -29,6 +30,7 @@ from acclimate_service.compute.lineage import ModelLineage, Version, known_versi
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.compute.process import available_cores, background, pool
 from acclimate_service.compute.shares import FLOW
+from acclimate_service.compute.steps import StepParameters
 from acclimate_service.compute.worker import Worker
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
@@ -117,6 +119,14 @@ class Service:
             seen = replace(batch.request, life=reply.life)
             self.challengers.see(seen, batch.images, given, current=reply.configuration)
         return reply
+
+    async def predict_frozen(
+        self, images: NDArray[Any], parameters: StepParameters, caller: Caller, name: str
+    ) -> Reply:
+        """Answer a batch for no client, as `Engine.predict_frozen` does; its images are counted under a name."""
+        seconds = self.pace.seconds(FROZEN, len(images))
+        with self.admission.rows.hold(name, len(images)), self.admission.backlog.hold(FLOW.get(), seconds):
+            return await self.engine.predict_frozen(images, parameters, caller)
 
     async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
         """Count labels as `Feedback.tell` does, and tell them to the challengers."""

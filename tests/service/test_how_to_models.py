@@ -1,4 +1,4 @@
-"""`docs/how-to-upgrade.md` and `docs/how-to-several-models.md`, carried out word for word."""
+"""`docs/how-to-upgrade.md`, `how-to-several-models.md` and `how-to-tritonclient.md`, carried out word for word."""
 
 import contextlib
 import io
@@ -63,3 +63,12 @@ def test_several_models_are_served_and_called_as_the_page_says(
         with contextlib.redirect_stdout(io.StringIO()) as said:
             exec(example.replace("http://127.0.0.1:8000", replica.url), {})
         assert said.getvalue() == "two\n"
+
+
+def test_tritonclient_is_called_as_the_page_says(replica: Any, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module("tritonclient.http")
+    monkeypatch.chdir(ROOT)
+    (example,) = blocks("how-to-tritonclient.md", "python")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(example.replace("127.0.0.1:8000", replica.url.removeprefix("http://")), {})
+    assert said.getvalue() == "Ankle boot (1, 10)\n1\n"

@@ -1,13 +1,15 @@
 """From a batch to its answer: take the client's turn, fold the batch into its state, reply."""
 
+import asyncio
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from acclimate_adapters import AcclimateError
-from acclimate_service.clients.requests import ClientRequest, Replies, Reply
+from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply, too_late
 from acclimate_service.clients.sessions import Sessions, Turn
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import canonical
@@ -15,9 +17,10 @@ from acclimate_service.compute.steps import GUARD_SAID, StepParameters, image_ba
 from acclimate_service.errors import Problem
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import ClientScope, Paused, StateError, StepFailed, StoreUnavailable, always
+from acclimate_service.state import ClientScope, Paused, Start, StateError, StepFailed, StoreUnavailable, always
 
-_FROZEN: Final = canonical("none", {})
+FROZEN: Final = canonical("none", {})
+"""Configuration of the global model."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,6 +32,7 @@ class Batch:
     images: NDArray[Any]  # [B, C, H, W], uint8 or float32, before normalisation
     adapt: bool = True
     probabilities: bool = False
+    logits: bool = False
 
 
 class Engine:
@@ -79,6 +83,32 @@ class Engine:
         self._metrics.rows.inc(len(batch.images))
         return reply
 
+    async def predict_frozen(self, images: NDArray[Any], parameters: StepParameters, caller: Caller) -> Reply:
+        """Answer a batch by the global model, for no client: no state is looked at and none is kept.
+
+        Args:
+            images: [B, C, H, W], uint8 or float32, before normalisation.
+            parameters: what the answer is to hold.
+            caller: who waits for it.
+
+        Raises:
+            Problem: `deadline_exceeded`, and what a step is refused with.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, caller.deadline - time.monotonic())) as limit:
+
+                async def start() -> None:
+                    await caller.admit()
+                    limit.reschedule(None)
+
+                reply = await self._frozen(images, parameters, start)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise too_late() from None
+        self._metrics.rows.inc(len(images))
+        return reply
+
     async def warm_up(self, images: NDArray[Any], configuration: str) -> None:
         """Take a step for nobody, so that no client waits for what torch does only once."""
         state = await self._machine.initial(configuration)
@@ -100,9 +130,10 @@ class Engine:
 
     def _parameters(self, batch: Batch) -> StepParameters:
         if self._fleet is None:
-            return StepParameters(batch.probabilities)
+            return StepParameters(batch.probabilities, logits=batch.logits)
         return StepParameters(
             probabilities=batch.probabilities,
+            logits=batch.logits,
             request_id=batch.request.name,
             against=self._fleet.against(),
             alpha=self._fleet.alpha,
@@ -127,10 +158,14 @@ class Engine:
 
     async def _freeze(self, batch: Batch, turn: Turn, error: StoreUnavailable) -> Reply:
         """Answer by the global model; what Redis will make of the batch, if anything, is said."""
-        state = await self._machine.initial(_FROZEN)
-        images = image_batch(batch.images, StepParameters(batch.probabilities))
+        parameters = StepParameters(batch.probabilities, logits=batch.logits)
         try:
-            _, answer = await self._machine.step(state, images, turn.request.admit)
+            reply = await self._frozen(batch.images, parameters, turn.request.admit)
         except Problem:  # too late for that: what is to be said is that the state is away
             raise error from None
-        return Reply(answer, version=0, status="frozen", committed=error.committed)
+        return replace(reply, committed=error.committed)
+
+    async def _frozen(self, images: NDArray[Any], parameters: StepParameters, start: Start) -> Reply:
+        state = await self._machine.initial(FROZEN)
+        _, answer = await self._machine.step(state, image_batch(images, parameters), start)
+        return Reply(answer, version=0, status="frozen", committed=False)

@@ -20,30 +20,17 @@ _UNAVAILABLE: Final[Mapping[str, Any]] = {"predictions": [], "signals": {}}
 """Stands for the answer of an applied batch that is no longer stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
-    """Something that a caller wants of a client.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who waits for an answer.
 
     Args:
-        client: whose state.
-        rid, fingerprint: tell a repeated request from a new one.
         deadline: monotonic seconds; work that has not begun by then is dropped.
         gone: whether the caller has hung up.
-        keyed: whether the caller can repeat it, by an idempotency key.
-        name: request id, as the caller is told it.
-        number: place of the batch in the client's stream, 0 if the caller does not number its batches.
-        life: existence of the client that it is for; empty for the one that is found.
     """
 
-    client: ClientScope
-    rid: str
-    fingerprint: str
     deadline: float
     gone: Callable[[], Awaitable[bool]]
-    keyed: bool = False
-    name: str = ""
-    number: int = 0
-    life: str = ""
 
     async def admit(self) -> None:
         """Drop work that nobody waits for any more, before it is begun.
@@ -55,6 +42,28 @@ class ClientRequest:
             raise too_late()
         if await self.gone():
             raise Problem("deadline_exceeded", "the caller hung up before the request's turn came; nothing was changed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest(Caller):
+    """Something that a caller wants of a client.
+
+    Args:
+        client: whose state.
+        rid, fingerprint: tell a repeated request from a new one.
+        keyed: whether the caller can repeat it, by an idempotency key.
+        name: request id, as the caller is told it.
+        number: place of the batch in the client's stream, 0 if the caller does not number its batches.
+        life: existence of the client that it is for; empty for the one that is found.
+    """
+
+    client: ClientScope
+    rid: str
+    fingerprint: str
+    keyed: bool = False
+    name: str = ""
+    number: int = 0
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)

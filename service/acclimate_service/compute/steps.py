@@ -41,7 +41,7 @@ class StepParameters:
     """All that decides a step and its answer beside state and images.
 
     Args:
-        probabilities: whether the answer is to hold the posterior of every image.
+        probabilities, logits: whether the answer is to hold those of every image and class.
         request_id: by which the rows are remembered; empty if they are not.
         against: configurations whose clients are to be answered unadapted, for what reason; `EVERY` stands for those
             not named. A client's own evidence comes first.
@@ -52,18 +52,20 @@ class StepParameters:
     request_id: str = ""
     against: Mapping[str, Decision] = field(default_factory=dict)
     alpha: float = ALPHA
+    logits: bool = False
 
     def encode(self) -> bytes:
         """As it is kept in a journal."""
         against = {name: decision.because for name, decision in self.against.items()}
-        return orjson.dumps([self.probabilities, self.request_id, against, self.alpha])
+        further = [True] if self.logits else []  # left out where not wanted: replicas of older versions read it too
+        return orjson.dumps([self.probabilities, self.request_id, against, self.alpha, *further])
 
     @classmethod
     def decode(cls, data: bytes) -> "StepParameters":
         """What `encode` wrote."""
-        probabilities, request_id, against, alpha = orjson.loads(data)
+        probabilities, request_id, against, alpha, *further = orjson.loads(data)
         decisions = {name: Decision("frozen", because) for name, because in against.items()}
-        return cls(probabilities, request_id, decisions, alpha)
+        return cls(probabilities, request_id, decisions, alpha, logits=bool(further))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ def _encode(
     Args:
         step: the adapter's step.
         classes: their names.
-        parameters: whether to give the whole posterior.
+        parameters: whether to give the whole posterior, and the logits [B, K].
         skipped_batches: missing in a numbered stream; one more signal, where there are any.
         logits: [B, K], of the prediction that is given: the step's own, or that of the frozen model.
         guard: why it is that one; said where it is the frozen one, or where the batch before was given the other.
@@ -230,6 +232,8 @@ def _encode(
     }
     if parameters.probabilities:
         answer["probabilities"] = probabilities.tolist()
+    if parameters.logits:
+        answer["logits"] = logits.tolist()
     if request_id:
         answer["request_id"] = request_id
     if guard:

@@ -233,7 +233,8 @@ class Rounds:
     def _request(self, client: str, key: str | None = None) -> ClientRequest:
         scope = ClientScope(client, self._tenant)
         rid = random_rid() if key is None else scope.rid(key)
-        return ClientRequest(scope, rid, "round", time.monotonic() + _PATIENCE_S, _never)
+        deadline = time.monotonic() + _PATIENCE_S
+        return ClientRequest(client=scope, rid=rid, fingerprint="round", deadline=deadline, gone=_never)
 
     def _member(self, present: Present[ClientState]) -> FedAde:
         """The adapter of a client that takes part: it is there, is not paused, and has a batch to adapt to."""

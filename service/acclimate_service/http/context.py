@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from acclimate_adapters.adapter import complete
 from acclimate_service.clients.admission import DynamicThreshold
-from acclimate_service.clients.requests import ClientRequest, Reply, rfc3339
+from acclimate_service.clients.requests import Caller, ClientRequest, Reply, rfc3339
 from acclimate_service.compute.process import available_cores, return_freed_memory, slice_of, take_threads
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
@@ -97,13 +97,14 @@ class RequestContext:
     Args:
         intake: what all requests share.
         http: what came.
-        client_id: of its path.
+        client_id: of its path; None where the body may name it: until `assign` is called, it is the caller's own.
         keyed: whether an idempotency key matters, as it does to requests that change the client.
         query: names of the parameters that it may have; None where others do no harm, since nothing is changed.
 
     Attributes:
         headers: by their names in lower case.
-        client: whom it is for.
+        client: whom it is for, once that is known.
+        request_id: by which the log, and labels, know the request.
 
     Raises:
         Problem: the id, the key, the deadline, a header or a parameter is refused. The body is not read before.
@@ -113,7 +114,7 @@ class RequestContext:
         self,
         intake: Intake,
         http: Request,
-        client_id: str,
+        client_id: str | None,
         *,
         keyed: bool = True,
         query: tuple[str, ...] | None = (),
@@ -127,12 +128,20 @@ class RequestContext:
         if query is not None and http.scope["query_string"]:
             _check_query(http, query)
         self.content_type = self.headers.get("content-type", "")
-        self._deadline = _deadline(self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms)
-        self.client = client_scope(client_id, self._service.settings.tenant)
-        self._key = self.headers.get("idempotency-key") if keyed else None
-        if self._key is not None and not _KEY.fullmatch(self._key):
-            raise Problem("invalid_request", "an Idempotency-Key is 1 to 255 printable ASCII characters")
-        self._held = ExitStack()
+        self._began = time.monotonic()
+        asked, longest = self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms
+        self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
+        self._caller = _caller(http.client.host if http.client else "")
+        self._payer = f"caller {self._caller}"  # no client can have this name
+        self._is_array = client_id is not None and media_type(self.content_type) in ARRAYS
+        self._key: str | None = None
+        self.request_id: str = http.state.request_id
+        self._place, self._held, self._held_bytes = ExitStack(), ExitStack(), 0
+        if client_id is not None:
+            self.client = client_scope(client_id, self._service.settings.tenant)
+            self._payer = client_id
+        if keyed and "idempotency-key" in self.headers:
+            self._key = _sound_key(self.headers["idempotency-key"])
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -141,18 +150,38 @@ class RequestContext:
         Raises:
             Problem: `too_many_requests`.
         """
-        caller = _caller(self._http.client.host if self._http.client else "")
-        FLOW.set((self._intake.model["name"], caller, self.client.client))
         try:
-            with self._held, self._service.admission.batches.hold(self.client.client):
+            with self._held, self._place:
+                FLOW.set((self._intake.model["name"], self._caller, self._payer))
+                self._place.enter_context(self._service.admission.batches.hold(self._payer))
                 yield
         finally:
             if self._intake.memory.most > _LARGE:
                 self._intake.give_back()
 
+    def assign(self, client_id: str, key: str | None) -> None:
+        """Say whom an admitted request is for, and its key: both stood in its body, which is that client's from now on.
+
+        Raises:
+            Problem: the id or the key is refused; `too_many_requests`.
+        """
+        self.client = client_scope(client_id, self._service.settings.tenant)
+        self._key = None if key is None else _sound_key(key)
+        held, self._held_bytes, self._payer = self._held_bytes, 0, client_id
+        self._place.close()
+        self._held.close()
+        FLOW.set((self._intake.model["name"], self._caller, client_id))
+        self._place.enter_context(self._service.admission.batches.hold(client_id))
+        self.hold(held)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Bring the deadline forward to so many seconds after the request began, if it is later."""
+        self._deadline = min(self._deadline, self._began + seconds)
+
     def hold(self, nbytes: int) -> None:
         """Count so many bytes more; raises as `admitted`."""
-        self._held.enter_context(self._intake.memory.hold(self.client.client, nbytes))
+        self._held.enter_context(self._intake.memory.hold(self._payer, nbytes))
+        self._held_bytes += nbytes
 
     def hold_images(self, images: NDArray[Any]) -> None:
         """Count images, unless they are a view of a body, which is counted; raises as `admitted`."""
@@ -206,18 +235,18 @@ class RequestContext:
         if read is None:
             images = await self.decoded(decoding(body, self.content_type, self.headers, spec, limits), len(body))
         else:
-            images = await _at_once(partial(read, body, self.headers, spec, limits), len(body))
+            images = await at_once(partial(read, body, self.headers, spec, limits), len(body))
         self.hold_images(images)
         return images
 
     async def computed(self, work: Callable[[], T]) -> T:
         """What blocking work gives that reads a body in one piece; raises what it raises, and `too_many_requests`."""
 
-        def at_once() -> Generator[None, None, T]:
+        def whole() -> Generator[None, None, T]:
             return work()
             yield
 
-        return await self.decoded(at_once())
+        return await self.decoded(whole())
 
     async def decoded(self, work: Generator[None, None, T], nbytes: int = _ON_LOOP + 1) -> T:
         """What is decoded from a body, a slice at a time, so that bodies of many pictures hold up nobody else's.
@@ -230,10 +259,10 @@ class RequestContext:
             Problem: `too_many_requests`; `deadline_exceeded`, once the deadline has passed or the caller has left.
             PayloadError: what the work raises.
         """
-        if media_type(self.content_type) in ARRAYS:
-            return await _at_once(partial(complete, work), nbytes)
+        if self._is_array:
+            return await at_once(partial(complete, work), nbytes)
         loop = asyncio.get_running_loop()
-        with self._intake.decoding.hold(self.client.client):
+        with self._intake.decoding.hold(self._payer):
             while not (done := await loop.run_in_executor(self._intake.threads, slice_of, work)):
                 if time.monotonic() >= self._deadline:
                     raise Problem("deadline_exceeded", "the deadline passed before the body was decoded")
@@ -262,13 +291,17 @@ class RequestContext:
             deadline=self._deadline,
             gone=self._has_gone,
             keyed=self._key is not None,
-            name=self._http.state.request_id,
+            name=self.request_id,
             number=number,
         )
 
-    def reply(self, done: Reply) -> Response:
-        """The reply to a request that changed the client, or might have."""
-        state: dict[str, Any] = {
+    def caller(self) -> tuple[Caller, str]:
+        """Who waits for a request that is no client's, and the name under which what it takes is counted."""
+        return Caller(deadline=self._deadline, gone=self._has_gone), self._payer
+
+    def state_of(self, done: Reply) -> dict[str, Any]:
+        """What a reply says of the client's state."""
+        return {
             "version": done.version,
             "status": done.status,
             "committed": done.committed,
@@ -278,10 +311,13 @@ class RequestContext:
             **({"skipped": True} if _SKIPPED.search(done.answer) else {}),
             **({"adaptation": "paused"} if done.paused else {}),
         }
+
+    def reply(self, done: Reply) -> Response:
+        """The reply to a request that changed the client, or might have."""
         head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id
-            head["request_id"] = self._http.state.request_id
-        tail: dict[str, Any] = {"state": state}
+            head["request_id"] = self.request_id
+        tail: dict[str, Any] = {"state": self.state_of(done)}
         if self._key is not None and done.committed:
             tail["key_expires_at_earliest"] = _after(self._service.limits.key_min_ms)
         # the answer is JSON already, and may be large: its members are put between the others as they are
@@ -328,7 +364,7 @@ class _HeldReply(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-async def _at_once(read: Callable[[], T], nbytes: int) -> T:
+async def at_once(read: Callable[[], T], nbytes: int) -> T:
     """What is read from an array: on the event loop if it is small, else in a thread in which no pictures are decoded.
 
     For so few bytes no thread is faster.
@@ -336,7 +372,7 @@ async def _at_once(read: Callable[[], T], nbytes: int) -> T:
     return read() if nbytes <= _ON_LOOP else await asyncio.to_thread(read)
 
 
-def json(body: Mapping[str, Any], status: int = 200) -> Response:
+def json(body: Mapping[str, Any] | Sequence[Any], status: int = 200) -> Response:
     """A JSON reply."""
     return Response(orjson.dumps(body), status, media_type="application/json")
 
@@ -400,12 +436,17 @@ def _caller(address: str) -> str:
     return str(ip_network((address, 64), strict=False)) if ":" in address else address
 
 
-def _deadline(text: str | None, longest: int) -> float:
-    """When the caller stops to wait (monotonic seconds), at most `longest` milliseconds from now."""
-    if text is not None and not (_TIMEOUT_MS.fullmatch(text) and 1 <= int(text) <= _LONGEST_TIMEOUT_MS):
+def _sound_key(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise Problem("invalid_request", "the key of a request is 1 to 255 printable ASCII characters")
+    return key
+
+
+def _sound_timeout(text: str) -> int:
+    if not (_TIMEOUT_MS.fullmatch(text) and 1 <= int(text) <= _LONGEST_TIMEOUT_MS):
         detail = f"X-Request-Timeout-Ms is a whole number of milliseconds from 1 to {_LONGEST_TIMEOUT_MS}"
         raise Problem("invalid_request", detail)
-    return time.monotonic() + min(longest if text is None else int(text), longest) / 1000
+    return int(text)
 
 
 def _after(milliseconds: int) -> str:

@@ -44,6 +44,7 @@ MEDIA_TYPE = "application/problem+json"
 STATUS: dict[str, int] = {
     "malformed_body": 400,
     "malformed_request": 400,
+    "unsupported": 400,
     "origin_not_allowed": 403,
     "import_off": 403,
     "adapter_not_allowed": 403,

@@ -135,7 +135,8 @@ async def present():
 
 def wanted(client):
     rid = random_rid()
-    return ClientRequest(ClientScope(client), rid, rid, time.monotonic() + 60, present)
+    deadline = time.monotonic() + 60
+    return ClientRequest(client=ClientScope(client), rid=rid, fingerprint=rid, deadline=deadline, gone=present)
 
 
 def test_clients_who_are_kept_by_their_requests_do_not_keep_others_from_leaving(make_replica, post):

@@ -12,13 +12,17 @@ from .arrays import ARRAYS, Batch
 from .documents import Json, Labels, check_document, decode_document, load_json, parse_labels, read_labels
 from .forms import read_form
 from .images import decode_images
+from .inference import INPUT, OUTPUTS, Inference, decoding_tensor, read_inference
 from .limits import PayloadCode, PayloadError, PayloadLimits
 from .media import MEDIA_TYPES, media_type, unsupported
 
 __all__ = [
     "ARRAYS",
+    "INPUT",
     "MEDIA_TYPES",
+    "OUTPUTS",
     "Batch",
+    "Inference",
     "Json",
     "Labels",
     "PayloadCode",
@@ -29,8 +33,10 @@ __all__ = [
     "decoding",
     "decoding_labelled",
     "decoding_labelled_document",
+    "decoding_tensor",
     "load_json",
     "media_type",
+    "read_inference",
     "unsupported",
 ]
 

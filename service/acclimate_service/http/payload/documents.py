@@ -79,8 +79,8 @@ def decode_document(document: dict[str, Any], spec: InputSpec, limits: PayloadLi
         return (yield from _decode_base64(document, spec, limits))
     if str in kinds:
         raise PayloadError("invalid_request", "images mixes base64 strings with numbers; send one or the other")
-    shape, numbers = _flatten(images)
-    elements = _to_array(numbers, document.get("dtype"))
+    shape, numbers = flatten(images)
+    elements = to_array(numbers, document.get("dtype"))
     return canonical(Claim(elements, shape, document.get("layout")), spec, limits)
 
 
@@ -111,11 +111,16 @@ def _check_choice(document: dict[str, Any], field: str, accepted: tuple[str, ...
 def _decode_base64(document: dict[str, Any], spec: InputSpec, limits: PayloadLimits) -> Generator[None, None, Batch]:
     if len(document) > 1:
         raise PayloadError("invalid_request", "layout and dtype describe numbers; leave them out for base64 images")
-    files = [_from_base64(text, index) for index, text in enumerate(document["images"])]
+    files = [from_base64(text, index) for index, text in enumerate(document["images"])]
     return (yield from decode_images(files, spec, limits))
 
 
-def _from_base64(text: str, index: int) -> bytes:
+def from_base64(text: str, index: int) -> bytes:
+    """The image file that a string holds.
+
+    Raises:
+        PayloadError: `undecodable_image`, with its place.
+    """
     if text.startswith("data:"):
         detail = f"image {index} is a data URL; send the base64 alone, without what comes before the comma"
         raise PayloadError("undecodable_image", detail)
@@ -126,8 +131,12 @@ def _from_base64(text: str, index: int) -> bytes:
         raise PayloadError("undecodable_image", detail) from error
 
 
-def _flatten(images: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
-    """Shape and leaves of nested lists. One pass per level, by containers: number by number is ten times slower."""
+def flatten(images: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
+    """Shape and leaves of nested lists. One pass per level, by containers: number by number is ten times slower.
+
+    Raises:
+        PayloadError: `wrong_shape` for lists of different lengths beside each other.
+    """
     shape, level = [len(images)], images
     while list in (kinds := set(map(type, level))):
         lengths = set(map(len, level)) if kinds == {list} else set()
@@ -139,7 +148,12 @@ def _flatten(images: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
     return tuple(shape), level
 
 
-def _to_array(numbers: list[Any], dtype: str | None) -> NDArray[Any]:
+def to_array(numbers: list[Any], dtype: str | None) -> NDArray[Any]:
+    """Numbers of JSON as an array: uint8, or float64 where they are floating; see `decode_document`.
+
+    Raises:
+        PayloadError: `wrong_dtype`, `ambiguous_dtype`, `out_of_range`.
+    """
     kinds = set(map(type, numbers))
     if strange := kinds - {int, float}:
         detail = f"images holds {strange.pop().__name__} where numbers are accepted (or base64 strings, one per image)"

@@ -16,6 +16,7 @@ PayloadCode = Literal[
     "too_many_images",
     "too_many_pixels",
     "undecodable_image",
+    "unsupported",
     "unsupported_media_type",
     "wrong_dtype",
     "wrong_shape",

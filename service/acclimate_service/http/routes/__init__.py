@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from acclimate_service.http import problems
 from acclimate_service.http.context import Intake
-from acclimate_service.http.routes import about, clients, feedback, predict
+from acclimate_service.http.routes import about, clients, feedback, inference, predict
 
 __all__ = ["make_router"]
 
@@ -15,7 +15,8 @@ def make_router(intake: Intake) -> APIRouter:
     others = [Intake(each, intake) for each in service.others.values()]
     for noun in (predict, clients, feedback):
         noun.add_routes(router, intake)
-    about.add_routes(router, [intake, *others])
+    for general in (about, inference):
+        general.add_routes(router, [intake, *others])
     for each in (intake, *others):
         of_model = APIRouter(prefix=f"/models/{each.model['name']}", responses=problems.RESPONSES)
         for noun in (predict, clients, feedback):

@@ -24,7 +24,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     async def predict(request: Request, client_id: str, adapt: bool = True, probabilities: bool = False) -> Response:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
         context = RequestContext(intake, request, client_id, keyed=adapt, query=("adapt", "probabilities"))
-        number = _number(context.headers.get("x-batch-number"), adapt)
+        number = batch_number(context, adapt)
         with context.admitted():
             images = await context.images(limit)
             what = kind_of(images.shape, images.dtype) + f" {probabilities}".encode()
@@ -49,12 +49,13 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)
 
 
-def _number(header: str | None, adapt: bool) -> int:
+def batch_number(context: RequestContext, adapt: bool) -> int:
     """Place of a batch in the client's stream; 0 if the caller does not say.
 
     Raises:
         Problem: `invalid_request`.
     """
+    header = context.headers.get("x-batch-number")
     if header is None:
         return 0
     if not adapt:

@@ -1,0 +1,331 @@
+"""The Open Inference Protocol, version 2, with Triton's extensions for tensors as bytes and for what is served."""
+
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from acclimate_adapters.adapter import complete
+from acclimate_service.clients.engine import Batch
+from acclimate_service.clients.requests import Reply
+from acclimate_service.compute.steps import StepParameters
+from acclimate_service.errors import Problem
+from acclimate_service.http.context import Intake, RequestContext, at_once, json, kind_of
+from acclimate_service.http.payload import INPUT, Inference, decoding_tensor, load_json, read_inference
+from acclimate_service.http.routes.predict import batch_number
+from acclimate_store import Manifest
+
+_HEADER: Final = "Inference-Header-Content-Length"
+_QUICK: Final = 16 * 1024
+"""Bytes of JSON that are parsed in a fraction of a millisecond."""
+_LONGEST_INDEX: Final = 1024
+_EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
+_LACKING: Final[Mapping[str, str]] = {
+    "/systemsharedmemory/{rest:path}": "tensors come and go in the body, not in shared memory",
+    "/cudasharedmemory/{rest:path}": "tensors come and go in the body, not in memory of a device",
+    "/trace/setting": "traces are set up where the service is started",
+    "/models/{model}/trace/setting": "traces are set up where the service is started",
+    "/logging": "the log is set up where the service is started",
+    "/repository/models/{model}/{rest:path}": "the models served are those of ACCLIMATE_MODELS",
+}
+"""What extensions of the protocol have at these paths, and why it is not here."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Requests for inference of one model: how many, and nanoseconds that they took; milliseconds of the last one."""
+
+    answered: int = 0
+    answered_ns: int = 0
+    refused: int = 0
+    refused_ns: int = 0
+    rows: int = 0
+    last_ms: int = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count a request, which is refused if the block raises."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        except BaseException:
+            self.refused += 1
+            self.refused_ns += time.perf_counter_ns() - began
+            raise
+        self.answered += 1
+        self.answered_ns += time.perf_counter_ns() - began
+        self.last_ms = time.time_ns() // 1_000_000
+
+
+class _Served:
+    """One model as the protocol describes it."""
+
+    def __init__(self, intake: Intake) -> None:
+        manifest = intake.service.bundle.manifest
+        self.intake = intake
+        self.counts = _Counts()
+        self.name, self.version = manifest.name, manifest.version
+        self.metadata = json(_metadata(manifest))
+        self.config = json(_config(manifest, intake.service.settings.max_images))
+
+    def statistics(self) -> dict[str, Any]:
+        """What the route of statistics says."""
+        counts = self.counts
+        return {
+            "name": self.name,
+            "version": self.version,
+            "last_inference": counts.last_ms,
+            "inference_count": counts.rows,
+            "inference_stats": {
+                "success": {"count": counts.answered, "ns": counts.answered_ns},
+                "fail": {"count": counts.refused, "ns": counts.refused_ns},
+            },
+        }
+
+
+def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
+    """Add the routes of the protocol.
+
+    Args:
+        router: that they are added to.
+        intakes: of all models, the default one first.
+    """
+    service = intakes[0].service
+    models = {each.model["name"]: _Served(each) for each in intakes}
+    server = json({"name": "acclimate", "version": service.version, "extensions": _EXTENSIONS})
+
+    def found(request: Request) -> _Served:
+        name, version = request.path_params["model"], request.path_params.get("version")
+        served = models.get(name)
+        if served is None or version not in (None, served.version):
+            what = f"{name[:64]!r}" + ("" if version is None else f" of version {version[:64]!r}")
+            known = ", ".join(f"{each.name} {each.version}" for each in models.values())
+            raise Problem("not_found", f"there is no model {what}; served are {known}")
+        return served
+
+    async def server_metadata() -> Response:
+        """Name and version of the service, and the extensions of the protocol that it speaks."""
+        return server
+
+    async def model_metadata(request: Request) -> Response:
+        """Input and outputs of a model."""
+        return found(request).metadata
+
+    async def model_config(request: Request) -> Response:
+        """Input, outputs and largest batch of a model, as Triton's clients read them."""
+        return found(request).config
+
+    async def model_statistics(request: Request) -> Response:
+        """Requests for inference that this replica was sent for a model, by this protocol."""
+        return json({"model_stats": [found(request).statistics()]})
+
+    async def all_statistics() -> Response:
+        """As of one model, of all."""
+        return json({"model_stats": [each.statistics() for each in models.values()]})
+
+    async def model_ready(request: Request) -> Response:
+        """Whether requests for a model are answered."""
+        name, reason = found(request).name, await service.obstacle()
+        reply = json({"name": name, "ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+        if reason is not None:
+            reply.headers["Retry-After"] = "1"
+        return reply
+
+    async def index(request: Request) -> Response:
+        """The models served."""
+        context = RequestContext(intakes[0], request, None)
+        with context.admitted():
+            await context.computed(partial(_check_index, await context.body(_LONGEST_INDEX)))
+        return json([{"name": each.name, "version": each.version, "state": "READY"} for each in models.values()])
+
+    async def infer(request: Request) -> Response:
+        """Predict a batch: with the model of the client that `client_id` names, or with the global one."""
+        served = found(request)
+        with served.counts.counting():
+            context = RequestContext(served.intake, request, None)
+            with context.admitted():
+                return await _infer(served, context)
+
+    router.add_api_route("/v2", server_metadata, methods=["GET"])
+    router.add_api_route("/v2/models/stats", all_statistics, methods=["GET"])
+    router.add_api_route("/v2/repository/index", index, methods=["POST"])
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        router.add_api_route(path, model_metadata, methods=["GET"])
+        router.add_api_route(f"{path}/config", model_config, methods=["GET"])
+        router.add_api_route(f"{path}/stats", model_statistics, methods=["GET"])
+        router.add_api_route(f"{path}/ready", model_ready, methods=["GET"])
+        router.add_api_route(f"{path}/infer", infer, methods=["POST"])
+    for path, reason in _LACKING.items():
+        router.add_api_route(f"/v2{path}", _lacking(reason), methods=["GET", "POST"], include_in_schema=False)
+
+
+def _lacking(reason: str) -> Any:
+    async def lacking() -> Response:
+        raise Problem("unsupported", f"this extension of the protocol is not supported: {reason}")
+
+    return lacking
+
+
+async def _infer(served: _Served, context: RequestContext) -> Response:
+    """Answer a request whose body was not read yet."""
+    service = served.intake.service
+    if "idempotency-key" in context.headers:
+        raise Problem("invalid_request", "the key of such a request is its id; leave out the header Idempotency-Key")
+    body, json_bytes = await context.body(service.settings.max_body_bytes), _json_bytes(context.headers)
+    read = partial(read_inference, body, json_bytes)
+    quick = len(body) if json_bytes is None else json_bytes
+    asked = read() if quick <= _QUICK else await context.computed(read)
+    client, adapt = _whose(asked, context)
+    images = await _images(asked, context, served.intake)
+    probabilities, logits = "probabilities" in asked.outputs, "logits" in asked.outputs
+    if client is None:
+        done = await service.predict_frozen(
+            images, StepParameters(probabilities=probabilities, logits=logits), *context.caller()
+        )
+    else:
+        what = kind_of(images.shape, images.dtype) + f" v2 {probabilities} {logits}".encode()
+        wanted = await context.request(b"predict", what, images.data.cast("B"), number=batch_number(context, adapt))
+        done = await service.predict(Batch(wanted, images, adapt, probabilities, logits))
+    served.counts.rows += len(images)
+    return _reply(served, context, asked, done)
+
+
+def _whose(asked: Inference, context: RequestContext) -> tuple[str | None, bool]:
+    """The client that a request is for, if any, and whether its batch is to be folded in.
+
+    Raises:
+        Problem: as `RequestContext.assign`; `invalid_request`.
+    """
+    client, timeout_us = asked.parameters.get("client_id"), asked.parameters.get("timeout", 0)
+    adapt: bool = asked.parameters.get("adapt", client is not None)
+    if timeout_us < 0:
+        raise Problem("invalid_request", "the parameter timeout is a number of microseconds, or 0 for none")
+    if timeout_us:
+        context.wait_at_most(timeout_us / 1e6)
+    if client is not None:
+        context.assign(client, (asked.id or None) if adapt else None)
+    elif adapt or "x-batch-number" in context.headers:
+        raise Problem("invalid_request", "there is no client to adapt to; name one by the parameter client_id")
+    return client, adapt
+
+
+async def _images(asked: Inference, context: RequestContext, intake: Intake) -> NDArray[Any]:
+    tensor = asked.images
+    work = decoding_tensor(tensor, intake.service.bundle.manifest.input, intake.limits)
+    if isinstance(tensor.data, memoryview) and tensor.datatype != "BYTES":
+        images = await at_once(partial(complete, work), len(tensor.data))
+    else:
+        images = await context.decoded(work)
+    context.hold_images(images)
+    return images
+
+
+def _json_bytes(headers: Mapping[str, str]) -> int | None:
+    """How many bytes of the body are JSON; None if all are.
+
+    Raises:
+        Problem: `invalid_request`.
+    """
+    text = headers.get(_HEADER.lower())
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise Problem(
+            "invalid_request", f"{_HEADER} is the number of bytes that are JSON, at the beginning of the body"
+        )
+    return int(text)
+
+
+def _reply(served: _Served, context: RequestContext, asked: Inference, done: Reply) -> Response:
+    """The outputs that were asked for, and of the client's state what our own routes say of it, as parameters."""
+    answer, pieces = done.members, list[bytes]()
+    outputs = [_output(name, answer, served, pieces if asked.outputs[name] else None) for name in asked.outputs]
+    state = {f"state_{name}": value for name, value in context.state_of(done).items()}
+    parameters = {"adapter": answer["adapter"], "request_id": answer.get("request_id", context.request_id), **state}
+    if "client_id" in asked.parameters:
+        parameters["client_id"] = asked.parameters["client_id"]
+    document = {
+        "model_name": served.name,
+        "model_version": served.version,
+        **({"id": asked.id} if asked.id else {}),
+        "parameters": parameters,
+        "outputs": outputs,
+    }
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not any(asked.outputs.values()):
+        return Response(head, media_type="application/json")
+    body = b"".join((head, *pieces))
+    return Response(body, headers={_HEADER: str(len(head))}, media_type="application/octet-stream")
+
+
+def _output(name: str, answer: Mapping[str, Any], served: _Served, pieces: list[bytes] | None) -> dict[str, Any]:
+    """An output as JSON describes it; its values are among the pieces, where there are any, or else in it."""
+    data: NDArray[Any] | list[str]
+    if name in ("logits", "probabilities"):
+        classes = len(served.intake.service.bundle.manifest.classes)
+        values = np.array(answer.get(name, ()), dtype="<f4").reshape(-1, classes)
+        described, data = {"shape": list(values.shape), "datatype": "FP32"}, values.ravel()
+    else:
+        labels = [each["label"] for each in answer["predictions"]]
+        data = labels if name == "labels" else [orjson.dumps(answer["signals"]).decode()]
+        described = {"shape": [len(data)], "datatype": "BYTES"}
+    if pieces is None:
+        return {"name": name, **described, "data": data}
+    pieces.append(_with_lengths(data) if isinstance(data, list) else data.tobytes())
+    return {"name": name, **described, "parameters": {"binary_data_size": len(pieces[-1])}}
+
+
+def _with_lengths(texts: Iterable[str]) -> bytes:
+    encoded = [text.encode() for text in texts]
+    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+
+
+def _metadata(manifest: Manifest) -> dict[str, Any]:
+    outputs = {"logits": "FP32", "probabilities": "FP32", "labels": "BYTES", "signals": "BYTES"}
+    shapes = {"labels": [-1], "signals": [1]}
+    return {
+        "name": manifest.name,
+        "versions": [manifest.version],
+        "platform": "acclimate",
+        "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *manifest.input.shape]}],
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": shapes.get(name, [-1, len(manifest.classes)])}
+            for name, datatype in outputs.items()
+        ],
+    }
+
+
+def _config(manifest: Manifest, max_images: int) -> dict[str, Any]:
+    described = _metadata(manifest)
+    types = {"BYTES": "STRING"}
+
+    def tensor(of: Mapping[str, Any]) -> dict[str, Any]:
+        data_type = f"TYPE_{types.get(of['datatype'], of['datatype'])}"
+        return {"name": of["name"], "data_type": data_type, "dims": of["shape"]}
+
+    return {
+        "name": manifest.name,
+        "platform": "acclimate",
+        "backend": "acclimate",
+        "version_policy": {"specific": {"versions": [manifest.version]}},
+        "max_batch_size": 0,
+        "input": [tensor(each) for each in described["inputs"]],
+        "output": [tensor(each) for each in described["outputs"]],
+        "parameters": {"max_images": {"string_value": str(max_images)}},
+    }
+
+
+def _check_index(body: bytes) -> None:
+    """All models that are served are ready, so what may be asked, `{"ready": true}`, selects nothing."""
+    document = load_json(body) if body else {}
+    if not isinstance(document, dict) or document.keys() - {"ready"} or type(document.get("ready", True)) is not bool:
+        raise Problem("invalid_request", 'the body must be empty, or an object with this member only: {"ready": true}')
