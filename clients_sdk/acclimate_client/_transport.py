@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,6 +35,12 @@ def backoff(failures: int, draw: float) -> float:
         M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
     return draw * BASE_SECONDS * 2.0 ** min(failures, DOUBLINGS)
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """Returns what all clients of the process trust; reading it takes longer than a request, so it is read once."""
+    return httpx.create_ssl_context()
 
 
 class Retries:
@@ -99,7 +107,9 @@ class Transport:
         _random: Callable[[], float] = random.random,
     ) -> None:
         self._settings = Settings(base_url, timeout, max_retries, headers, model)
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
+        self._http = httpx.Client(
+            base_url=base_url, timeout=timeout, headers=self._settings.all_headers(), verify=certificates()
+        )
         self._sleep = _sleep
         self._random = _random
 
@@ -147,7 +157,9 @@ class AsyncTransport:
         _random: Callable[[], float] = random.random,
     ) -> None:
         self._settings = Settings(base_url, timeout, max_retries, headers, model)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=self._settings.all_headers())
+        self._http = httpx.AsyncClient(
+            base_url=base_url, timeout=timeout, headers=self._settings.all_headers(), verify=certificates()
+        )
         self._sleep = _sleep
         self._random = _random
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import ssl
 
 import httpx
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from acclimate_client import ConnectionFailed, ProblemError, Timeout, UnexpectedReplyError
 from acclimate_client._problems import retry_after
-from acclimate_client._transport import backoff
+from acclimate_client._transport import backoff, certificates
 from acclimate_client.errors import (
     JournalFullError,
     KeyReusedError,
@@ -211,6 +212,16 @@ def test_retries_leak_no_connections(connect, server, play):
     assert server.opened <= 1 + 2 * 60
     assert server.open_after_settling(1) == 1  # the one kept alive
     gc.collect()  # an unclosed socket would warn here, and warnings are errors
+
+
+def test_the_certificates_are_read_once_for_all_clients(connect, free_url, monkeypatch):
+    read = []
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *given, **named: read.append(named))
+    certificates.cache_clear()
+    for _ in range(2):
+        connect(free_url)
+    certificates.cache_clear()  # nobody else shall have those that were not read
+    assert len(read) == 1
 
 
 def test_a_well_behaved_server_sees_one_connection(client, server, play):

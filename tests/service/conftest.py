@@ -25,6 +25,7 @@ from torch import Tensor
 
 from acclimate_adapters import ADAPTERS, Anchors, FrozenModel, State, Step, create, guarded_step
 from acclimate_client import Client
+from acclimate_client._transport import certificates
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.http.app import create_app
 from acclimate_service.http.protocol import Http1
@@ -193,7 +194,7 @@ def running(settings: Settings) -> Iterator[Replica]:
             server = uvicorn.Server(config)
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             redis = stack.enter_context(Redis.from_url(url))
-            http = stack.enter_context(httpx.Client(base_url=address, timeout=30))
+            http = stack.enter_context(httpx.Client(base_url=address, timeout=30, verify=certificates()))
             ready.set_result((server, Replica(address, service, redis, http, asyncio.get_running_loop())))
             await server.serve(sockets=[listener])
 
