@@ -1,5 +1,6 @@
 """Which tests are quick, what only some of them need, and recorded clients for all that speak to a service."""
 
+import gc
 import os
 import shutil
 import sys
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration" in getattr(item, "fixturenames", ()):
             item.add_marker("integration")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage need walk over it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,39 @@
 
 import importlib.util
 import json
-import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+
+from acclimate_adapters import FrozenModel, Source, create
 
 HERE = Path(__file__).parent
+Check = Callable[..., int]
+
+
+def imported(path: Path) -> ModuleType:
+    """A module of no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def check() -> Check:
+    """The command within this process; gives its exit status."""
+    main = imported(HERE / "check.py").main
+    return lambda *words: main(list(map(str, words)))
 
 
 def test_every_recorded_output_is_reproduced() -> None:
@@ -23,10 +47,10 @@ def test_every_recorded_output_is_reproduced() -> None:
     assert "missing" not in done.stdout
 
 
-def test_difference_beyond_its_tolerance_fails(tmp_path: Path) -> None:
+def test_difference_beyond_its_tolerance_fails(
+    check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A checker that cannot fail checks nothing: one logit off by 1e-3 in one file."""
-    import shutil
-
     shutil.copytree(HERE / "A", tmp_path / "A", ignore=lambda d, names: [n for n in names if n.startswith("atp")])
     path = tmp_path / "A/expected/none.npz"
     arrays = dict(np.load(path))
@@ -35,17 +59,15 @@ def test_difference_beyond_its_tolerance_fails(tmp_path: Path) -> None:
     for other in (tmp_path / "A/expected").glob("*.npz"):
         if other != path:
             other.unlink()
-    done = subprocess.run(
-        [sys.executable, str(HERE / "check.py"), str(tmp_path / "A")], capture_output=True, check=False
-    )
-    assert done.returncode == 1
-    assert b"FAIL" in done.stdout
+    assert check(tmp_path / "A") == 1
+    assert "FAIL" in capsys.readouterr().out
 
 
-def test_directory_without_expected_files_is_said_to_be_empty(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(HERE / "check.py"), str(tmp_path)], capture_output=True, check=False)
-    assert done.returncode == 2
-    assert b"holds no .npz" in done.stderr
+def test_directory_without_expected_files_is_said_to_be_empty(
+    check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path) == 2
+    assert "holds no .npz" in capsys.readouterr().err
 
 
 NETWORK = """
@@ -65,20 +87,10 @@ class Wide(nn.Module):
 
 def other_directory(folder: Path) -> Path:
     """A directory with a network that is no row of layers, and what two methods answer on it."""
-    import torch
-    from safetensors.torch import save_file
-
-    from acclimate_adapters import FrozenModel, Source, create
-
     (folder / "expected").mkdir()
     (folder / "wide_networks.py").write_text(NETWORK)
-    spec = importlib.util.spec_from_file_location("wide_networks", folder / "wide_networks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     torch.manual_seed(0)
-    net = module.Wide(classes=4).eval()
+    net = imported(folder / "wide_networks.py").Wide(classes=4).eval()
     description = {"head": "top", "arguments": {"classes": 4}, "input": {"mean": 0.286, "std": 0.353}}
     (folder / "model.json").write_text(json.dumps(description))
     save_file(net.state_dict(), folder / "model.safetensors")
@@ -105,33 +117,37 @@ def other_directory(folder: Path) -> Path:
     return folder
 
 
-def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(HERE / "check.py"), str(folder), *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+@pytest.fixture
+def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with another network, whose module can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wide_networks", raising=False)
+    return other_directory(tmp_path)
 
 
-def test_any_network_is_checked_and_its_layers_are_found_by_their_kind(tmp_path: Path) -> None:
-    done = check(other_directory(tmp_path), "--network", "wide_networks:Wide")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(line.endswith("pass") for line in done.stdout.splitlines()) == 4
+def test_any_network_is_checked_and_its_layers_are_found_by_their_kind(
+    check: Check, wide: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(wide, "--network", "wide_networks:Wide") == 0
+    assert sum(line.endswith("pass") for line in capsys.readouterr().out.splitlines()) == 4
 
 
-def test_file_that_cannot_be_run_fails_and_the_others_go_on(tmp_path: Path) -> None:
-    folder = other_directory(tmp_path)
-    np.savez(folder / "expected/atp_batch.npz", logits=np.zeros(1), logits_f64=np.zeros(1))  # there are no rates
-    (folder / "expected/em.npz").write_bytes(b"cut off")
-    done = check(folder, "--network", "wide_networks:Wide")
-    assert done.returncode == 1
-    verdicts = {tuple(line.split()[:2]): line.split()[-1] for line in done.stdout.splitlines()[1:-1]}
+def test_file_that_cannot_be_run_fails_and_the_others_go_on(
+    check: Check, wide: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(wide / "expected/atp_batch.npz", logits=np.zeros(1), logits_f64=np.zeros(1))  # there are no rates
+    (wide / "expected/em.npz").write_bytes(b"cut off")
+    assert check(wide, "--network", "wide_networks:Wide") == 1
+    out, err = capsys.readouterr()
+    verdicts = {tuple(line.split()[:2]): line.split()[-1] for line in out.splitlines()[1:-1]}
     assert [verdicts[name, "float64"] for name in ("atp_batch", "em", "none", "tent")] == [
         "FAIL",
         "FAIL",
         "pass",
         "pass",
     ]
-    assert "needs rates" in done.stdout
-    assert done.stderr == ""
+    assert "needs rates" in out
+    assert err == ""
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from acclimate_service.cli import main
 from acclimate_service.models import _named
 from acclimate_service.settings import SettingsError
 from acclimate_store import BundleKey, Catalogue
@@ -26,22 +28,13 @@ COMMANDS = [
     "models show",
 ]
 COMMANDS += ["models remove", "models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
-NEEDS_EXTRA = [
-    "serve",
-    *(pytest.param(command, marks=pytest.mark.slow) for command in ("round", "advise", "guard reset")),
-]
-MAIN = "from acclimate_service.cli import main; sys.exit(main(sys.argv[1:]))"
+NEED_EXTRA = ["serve", "round", "advise", "guard reset"]
 MISMATCH = "operator torchvision::nms does not exist"
 
 
 def python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own."""
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-
-
-def acclimate(without: str, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where a package is not installed."""
-    return python(f"import sys; sys.modules[{without!r}] = None; {MAIN}", *command.split())
 
 
 def test_help_of_every_command_waits_for_nothing() -> None:
@@ -61,13 +54,19 @@ print({"torch", "numpy", "pydantic", "fastapi", "redis", "PIL"} & set(sys.module
 
 
 @pytest.mark.usefixtures("integration")
-@pytest.mark.parametrize("command", NEEDS_EXTRA)
-def test_a_command_without_its_extra_says_which_it_needs(command: str) -> None:
-    done = acclimate("fastapi", command)
-    assert (done.returncode, done.stderr) == (
-        2,
-        'acclimate: fastapi is not installed; pip install "acclimate[serve]"\n',
-    )
+def test_commands_without_their_extra_say_which_they_need() -> None:
+    code = """
+import sys
+sys.modules["fastapi"] = None
+from acclimate_service.cli import main
+for command in sys.argv[1:]:
+    print(main(command.split()), flush=True)
+"""
+    done = python(code, *NEED_EXTRA)
+    assert done.stdout.split() == ["2"] * len(NEED_EXTRA)
+    assert done.stderr.splitlines() == [
+        'acclimate: fastapi is not installed; pip install "acclimate[serve]"'
+    ] * len(NEED_EXTRA)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -85,23 +84,37 @@ def test_the_demo_says_what_the_service_needs_that_it_cannot_start(tmp_path: Pat
     ]
 
 
-@pytest.mark.usefixtures("integration")
-def test_a_torchvision_that_does_not_fit_torch_is_one_clear_sentence(tmp_path: Path) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder where torchvision is looked for, as if it had not been imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torchvision"}
+    for name in known:
+        del sys.modules[name]
+    yield tmp_path
+    sys.modules.pop("torchvision", None)
+    sys.modules.update(known)
+
+
+def test_a_torchvision_that_does_not_fit_torch_is_one_clear_sentence(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As it is where only torch was installed again, from another place."""
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision/__init__.py").write_text(f"raise RuntimeError({MISMATCH!r})")
-    information = tmp_path / "torchvision-0.9.9.dist-info"
+    (elsewhere / "torchvision").mkdir()
+    (elsewhere / "torchvision/__init__.py").write_text(f"raise RuntimeError({MISMATCH!r})")
+    information = elsewhere / "torchvision-0.9.9.dist-info"
     information.mkdir()
     told = {"Metadata-Version": "2.1", "Name": "torchvision", "Version": "0.9.9", "Requires-Dist": "torch (==1.9.9)"}
     (information / "METADATA").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))
-    save_file({"weight": np.zeros(1)}, tmp_path / "weights.safetensors")
-    command = f"models create x --arch torchvision:resnet18 --weights {tmp_path}/weights.safetensors"
+    save_file({"weight": np.zeros(1)}, elsewhere / "weights.safetensors")
+    command = f"models create x --arch torchvision:resnet18 --weights {elsewhere}/weights.safetensors"
     command += " --classes a,b --size 28 --mean 0,0,0 --std 1,1,1"
-    done = python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {MAIN}", *command.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("acclimate: torchvision 0.9.9 wants torch (==1.9.9) and finds 2.")
-    assert f"({MISMATCH}); install both in one go" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("acclimate: torchvision 0.9.9 wants torch (==1.9.9) and finds 2.")
+    assert f"({MISMATCH}); install both in one go" in err
+    assert err.count("\n") == 1
 
 
 @pytest.fixture
