@@ -1,11 +1,14 @@
-"""A small published bundle, and the means to damage a copy of it."""
+"""A small published bundle, one with graphs for ONNX Runtime, and the means to damage a copy of them."""
 
+import argparse
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,10 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from acclimate_adapters import Anchors, Source
-from acclimate_store import InputSpec, Manifest, write_bundle
+from acclimate_store import Catalogue, InputSpec, Manifest, write_bundle
+from acclimate_store.bundle import write_files
+from acclimate_store.cli import add_parser
+from acclimate_store.files import GRAPHS
 from acclimate_store.shallow_cnn import ShallowCNN
 
 K, D = 3, 64
+SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +77,42 @@ def published(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest, net:
     root = tmp_path_factory.mktemp("published")
     write_bundle(root, manifest, net, source, extra={"notes/README.txt": b"hello"})
     return root
+
+
+class Exported(NamedTuple):
+    """A store with `tiny/1`, here the shipped model without graphs, and `tiny/2`, to which the command added them."""
+
+    root: Path
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., int]:
+    """The command on a store: `run(root, "models", "list")`; gives its exit status."""
+
+    def command(root: Path, *words: str | Path) -> int:
+        parser = argparse.ArgumentParser(prog="acclimate")
+        add_parser(parser.add_subparsers(required=True), default_store=root)
+        arguments = parser.parse_args(list(map(str, words)))
+        code: int = arguments.run(arguments)
+        return code
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory, run: Callable[..., int]) -> Exported:
+    """Graphs take long to export: those of one model are enough. Read only."""
+    root, shipped = tmp_path_factory.mktemp("exported"), Catalogue(SHIPPED).manifest("fashion-cnn", "1")
+    files: dict[str, bytes | Path] = {
+        file: SHIPPED / "fashion-cnn/1" / file for file in shipped.files if file not in GRAPHS
+    }
+    manifest = shipped.model_copy(update={"name": "tiny", "files": {}})
+    write_files(root, manifest, {**files, "notes/README.txt": b"hello"})
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        assert run(root, "models", "add-onnx", "tiny") == 0, err.getvalue()
+    return Exported(root, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture

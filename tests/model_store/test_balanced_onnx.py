@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from acclimate_adapters.balanced.balanced import Balanced
 from acclimate_adapters.balanced.moments import source_moments
 from acclimate_adapters.consensus import Consensus
 from acclimate_store import Bundle, Catalogue, GraphError, load_streams
+from acclimate_store.files import BALANCED_GRAPH, BLENDED_GRAPH, STEM_GRAPH
 from acclimate_store.onnx_graphs import OnnxPasses, export_balanced, export_blended, export_stem
 
 pytestmark = pytest.mark.integration
@@ -23,19 +25,18 @@ SIZES = (20, 1, 7)
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
+def bundle(exported: Any) -> Bundle:
     torch.set_num_threads(1)
-    return Catalogue(STORE / "bundles").load("fashion-cnn")
+    return Catalogue(exported.root).load("tiny", "2")
 
 
 @pytest.fixture(scope="module")
-def graphs(bundle: Bundle) -> tuple[bytes, bytes, bytes]:
-    model, shape = bundle.model, bundle.manifest.input.shape
-    return export_stem(model, shape), export_balanced(model, shape), export_blended(model, shape)
+def graphs(exported: Any) -> tuple[bytes, ...]:
+    return tuple((exported.root / "tiny/2" / file).read_bytes() for file in (STEM_GRAPH, BALANCED_GRAPH, BLENDED_GRAPH))
 
 
 @pytest.fixture(scope="module")
-def passes(bundle: Bundle, graphs: tuple[bytes, bytes, bytes]) -> OnnxPasses:
+def passes(bundle: Bundle, graphs: tuple[bytes, ...]) -> OnnxPasses:
     return OnnxPasses(*graphs, bundle.model, threads=1)
 
 
@@ -83,7 +84,7 @@ def test_state_of_either_is_that_of_the_other(bundle: Bundle, passes: OnnxPasses
 
 
 def test_without_a_graph_of_the_blended_pass_torch_runs_it(
-    bundle: Bundle, graphs: tuple[bytes, bytes, bytes], rounds: list[list[Tensor]]
+    bundle: Bundle, graphs: tuple[bytes, ...], rounds: list[list[Tensor]]
 ) -> None:
     stem, bent, _ = graphs
     adapter, of_before = Consensus(), OnnxPasses(stem, bent, None, bundle.model, threads=1)
@@ -91,7 +92,7 @@ def test_without_a_graph_of_the_blended_pass_torch_runs_it(
     assert_alike(*(adapter.step_many(bundle.model, states, rounds[0], by) for by in (None, of_before)))
 
 
-def test_a_graph_of_another_model_is_refused(bundle: Bundle, graphs: tuple[bytes, bytes, bytes]) -> None:
+def test_a_graph_of_another_model_is_refused(bundle: Bundle, graphs: tuple[bytes, ...]) -> None:
     net = nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(2), head=nn.Linear(2, 2))).eval()
     other = FrozenModel.from_module(net, classifier="head", source=Source(prior=torch.full((2,), 0.5)))
     with pytest.raises(GraphError, match=f"that of model {bundle.model.content_hash}, not of {other.content_hash}"):
