@@ -7,7 +7,7 @@ judge have corruptions that nothing was learned or tuned by.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from acclimate_learning.corruptions import SEVERITIES, corrupt
 from acclimate_learning.errors import LearningError
 from acclimate_store.datasets import LabelledImages
 
+T = TypeVar("T")
 Role = Literal["teach", "tune", "judge"]
 Shift = Literal["mixed", "both", "label", "feature", "none"]
 Families = Mapping[Role, tuple[str, ...]]
@@ -185,7 +186,7 @@ def _client(
     pool: Pool, rows: Sequence[NDArray[np.int64]], population: Population, role: Role, index: int, number: int
 ) -> Client:
     draw = np.random.default_rng([population.seed, ROLES.index(role), index])
-    kind = KINDS[index % len(KINDS)] if population.shift == "mixed" else population.shift
+    kind = _kind(population, index)
     partition = population.partition if kind in ("label", "both") else "none"
     counts = class_counts(partition, len(rows), number, draw)
     short = [label for label, count in enumerate(counts) if count > len(rows[label])]
@@ -198,13 +199,28 @@ def _client(
     chosen = draw.permutation(chosen)
     family, severity = "none", 0
     if kind in ("feature", "both"):
-        families = population.families[role]
-        family, severity = families[int(draw.integers(len(families)))], int(draw.choice(SEVERITIES))
+        before = sum(_kind(population, each) in ("feature", "both") for each in range(index))
+        seed = population.seed, ROLES.index(role)
+        family = _in_turn(population.families[role], before, *seed, 3)
+        severity = _in_turn(SEVERITIES, before, *seed, 5)
     torch_draw = torch.Generator().manual_seed(int(draw.integers(2**31)))
     images = corrupt(torch.from_numpy(pool.images[chosen]), family, severity, torch_draw).numpy()
     words = [f"{family} {severity}"] if severity else []
     words += [partition] if partition != "none" else []
     return Client(f"{role}-{index:02d}", images, pool.labels[chosen], " + ".join(words) or "none", kind)
+
+
+def _kind(population: Population, index: int) -> str:
+    return KINDS[index % len(KINDS)] if population.shift == "mixed" else population.shift
+
+
+def _in_turn(values: Sequence[T], number: int, *seed: int) -> T:
+    """One of some values, each of which is had once before any comes again, in an order drawn anew each time.
+
+    Were they drawn one by one, of 20 clients 5 might have fog, and speak for what helps against it.
+    """
+    again, place = divmod(number, len(values))
+    return values[int(np.random.default_rng([*seed, again]).permutation(len(values))[place])]
 
 
 def _named(pool: Pool, role: Role, population: Population) -> list[Client]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from acclimate_learning.clients import FAMILIES_OF, Pool, Population, class_counts, own_clients, simulate
+from acclimate_learning.clients import FAMILIES_OF, Pool, Population, Shift, class_counts, own_clients, simulate
 from acclimate_learning.errors import LearningError
 
 SMALL = Population(teachers=6, judges=6, teacher_images=20, judge_images=30)
@@ -66,6 +66,26 @@ def test_clients_are_shifted_as_they_say_by_the_corruptions_of_their_role(marked
             assert (name in families) == (client.kind in ("feature", "both"))
             if client.kind == "label":
                 assert not corrupted
+
+
+@pytest.mark.parametrize(("shift", "every"), [("feature", 1), ("mixed", 3)])
+def test_every_corruption_and_severity_is_had_once_before_any_comes_again(
+    shift: Shift, every: int, marked: Pool
+) -> None:
+    """In a mixed population two of three clients have one."""
+    for role, families in FAMILIES_OF.items():
+        numbers = len(families) * 2 * (3 if every == 3 else 1)
+        population = Population(
+            shift=shift, teachers=numbers, judges=2 * numbers, teacher_images=20, judge_images=20, seed=2
+        )
+        had = [c.shift.split(" ")[:2] for c in simulate(marked, population, role)[:numbers] if c.kind != "label"]
+        names = [name for name, _ in had]
+        for start in range(0, len(names), len(families)):
+            assert sorted(names[start : start + len(families)]) == sorted(families)
+        assert names[: len(families)] != names[len(families) : 2 * len(families)], "else the order is always the same"
+        severities = [severity for _, severity in had]
+        for start in range(0, len(severities) - 4, 5):
+            assert sorted(severities[start : start + 5]) == list("12345")
 
 
 def test_the_same_seed_gives_the_same_clients_and_another_one_others(marked: Pool) -> None:
