@@ -28,6 +28,8 @@ class Step:
         frozen_logits: [B, K], what the model answers unadapted, when the step came across it.
         features: [B, d], the classifier's input in the pass that gave the logits; what chains hand on.
         uncorrected: [B, K], the logits before the class prior was corrected; None when it was not.
+        frozen_features: [B, d], the classifier's input in the frozen pass, when the step came across it.
+        by_arm: [B, A], int64, the class that each of several adapters predicts, of which one answered; None elsewhere.
     """
 
     logits: Tensor
@@ -36,6 +38,8 @@ class Step:
     frozen_logits: Tensor | None = None
     features: Tensor | None = None
     uncorrected: Tensor | None = None
+    frozen_features: Tensor | None = None
+    by_arm: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Keep the signals from being changed through the caller's own reference."""
@@ -152,6 +156,21 @@ def complete(work: Generator[None, None, T]) -> T:
 
 
 @runtime_checkable
+class ShowsFrozen(Adapter, Protocol):
+    """An adapter whose step comes across the whole frozen pass, so that nobody beside it has to take one."""
+
+    @property
+    def shows_frozen(self) -> bool:
+        """Whether it does; a chain has to ask its first part."""
+        ...
+
+
+def shows_frozen(adapter: Adapter) -> bool:
+    """Whether the steps of an adapter have `frozen_logits` and `frozen_features`."""
+    return isinstance(adapter, ShowsFrozen) and adapter.shows_frozen
+
+
+@runtime_checkable
 class Uncorrectable(Adapter, Protocol):
     """An adapter whose answers are not logits under the training prior, so that no prior correction may follow it."""
 
@@ -159,6 +178,21 @@ class Uncorrectable(Adapter, Protocol):
     def uncorrectable(self) -> str:
         """What they are instead, as the end of the sentence "its answers are"."""
         ...
+
+
+@runtime_checkable
+class Composed(Adapter, Protocol):
+    """An adapter that runs others, which its name does not tell."""
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Names of all of them, and its own."""
+        ...
+
+
+def parts_of(adapter: Adapter) -> frozenset[str]:
+    """Names of all adapters that take part in one, itself or the parts of a chain among them."""
+    return adapter.parts if isinstance(adapter, Composed) else frozenset(adapter.name.split("+"))
 
 
 @runtime_checkable
@@ -202,9 +236,20 @@ def require_state(adapter: Adapter, model: FrozenModel, state: State) -> None:
         raise StateMismatch(f"{error}; it was not made by {str(adapter)[:LONGEST_NAME]}") from error
 
 
+@runtime_checkable
+class Sparing(Adapter, Protocol):
+    """An adapter that does without some of what it needs where the model lacks it."""
+
+    @property
+    def dispensable(self) -> frozenset[str]:
+        """Those of its `needs`."""
+        ...
+
+
 def missing(adapter: Adapter, model: FrozenModel) -> tuple[str, ...]:
-    """What the adapter needs and the model does not offer, sorted."""
-    return tuple(sorted(adapter.needs - model.offers))
+    """What the adapter cannot do without and the model does not offer, sorted."""
+    dispensable = adapter.dispensable if isinstance(adapter, Sparing) else frozenset()
+    return tuple(sorted(adapter.needs - dispensable - model.offers))
 
 
 def require(adapter: Adapter, model: FrozenModel) -> None:

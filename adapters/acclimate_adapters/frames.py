@@ -108,6 +108,9 @@ class Frames(NamedTuple):
 
         logits = None if frozen is None else require_finite(frozen.logits)
         features = None if frozen is None else frozen.features
+        by_arm = None
+        if logits is not None and step.by_arm is not None:
+            by_arm = logits.argmax(dim=-1, keepdim=True).expand(-1, step.by_arm.shape[1])
         answer = spread(step.logits, logits)
         assert answer is not None
         return replace(
@@ -116,6 +119,8 @@ class Frames(NamedTuple):
             frozen_logits=spread(step.frozen_logits, logits),
             features=spread(step.features, features),
             uncorrected=spread(step.uncorrected, logits),
+            frozen_features=spread(step.frozen_features, features),
+            by_arm=spread(step.by_arm, by_arm),
         )
 
 

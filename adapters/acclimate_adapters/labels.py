@@ -13,6 +13,7 @@ Reference: Nigam, McCallum, Thrun, Mitchell: "Text Classification from Labeled a
     Machine Learning 39, 2000; Saerens, Latinne, Decaestecker, Neural Computation 14(1), 2002.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
@@ -28,6 +29,7 @@ class Labelled(NamedTuple):
 
     labels: Tensor  # [N], int64 in 0..K-1
     x: Tensor | None = None  # [N, C, H, W], normalised; None where the images are not at hand any more
+    predicted: Tensor | None = None  # [N, 1 + A], int64: the class that the frozen model predicted, then `Step.by_arm`
 
 
 @runtime_checkable
@@ -54,6 +56,23 @@ class Learning(Adapter, Protocol):
 def learns(adapter: Adapter) -> TypeGuard[Learning]:
     """Whether the adapter takes true labels."""
     return isinstance(adapter, Learning) and adapter.learns
+
+
+@runtime_checkable
+class Informed(Adapter, Protocol):
+    """An adapter that chooses by what labels say of several arms: its client's, and those of all clients together."""
+
+    def told(self, state: State) -> tuple[int, ...]:
+        """How many rows that count this client's labels told of, by kind; those of several clients add up."""
+        ...
+
+    def shares(self, model: FrozenModel, kinds: Sequence[int]) -> tuple[float, ...]:
+        """What rows of all clients, by kind, say of each arm: what share of them it has right, in 0..1."""
+        ...
+
+    def informed(self, state: State, shares: Sequence[float]) -> State:
+        """The state that knows these `shares`."""
+        ...
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from acclimate_bench.accuracy import rates
 from acclimate_bench.budget import command as budget
 from acclimate_bench.cost import commands as cost
 from acclimate_bench.guard import command as guard
+from acclimate_bench.guard import portfolio
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -31,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     accuracy.add_parser(commands)
     rates.add_parser(commands)
     guard.add_parser(commands)
+    portfolio.add_parser(commands)
     budget.add_parser(commands)
     cost.add_parsers(commands)
     return parser

@@ -33,8 +33,8 @@ ERRORS: Final = (AcclimateError,)
 CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
 TUNED: Final = ("fedthe",)
 """Adapters whose hyper-parameters are chosen along with the rates. Those of `evaluate --tune` take longer."""
-SLOW: Final = ("memo",)
-"""Adapters that take many passes for an image and are judged only if they are named."""
+NOT_UNASKED: Final = ("none", "memo", "portfolio")
+"""What is not judged unless it is named: what all are compared with, what is slow, what needs labels."""
 
 
 def learn(arguments: argparse.Namespace) -> int:
@@ -213,7 +213,7 @@ def _candidates(asked: str | None, model: FrozenModel) -> list[str]:
                 raise LearningError(f"{name} needs {', '.join(lacking)}, which the bundle does not have")
         return names
     everything = [*sorted(ADAPTERS), *CHAINS]
-    return [n for n in everything if n != "none" and n not in SLOW and not missing(create(n), model)]
+    return [n for n in everything if n not in NOT_UNASKED and not missing(create(n), model)]
 
 
 def _settings(arguments: argparse.Namespace, bundle: Bundle, names: Sequence[str]) -> dict[str, Options]:

@@ -6,12 +6,16 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from acclimate_adapters import FrozenModel
+from acclimate_adapters.labels import Informed
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
-from acclimate_service.compute.adapters import canonical
+from acclimate_service.compute.adapters import Configurations, canonical
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.compute.lineage import ModelLineage
+from acclimate_service.guard.arms import Arms, Rows, Shares
+from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.policy import Policy as AnswerPolicy
 from acclimate_service.guard.pools import Pools
@@ -57,8 +61,20 @@ class Scopes:
     def evidence(self, scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
         """What the labels of all clients say in one scope."""
         settings = self.settings
-        pools = Pools(self.wire, self.limits, scope, settings.tenant, settings.secret)
+        pools = Pools(Counts, self.wire, self.limits, scope, settings.tenant, settings.secret)
         return Fleet(pools, policy, self.metrics.background, alpha=alpha, needed=settings.guard_clients)
+
+    def arms(self, scope: str, model: FrozenModel, configurations: Configurations) -> Arms:
+        """What the labels of all clients say of the arms of portfolios in one scope."""
+        settings = self.settings
+
+        def shares(configuration: str, kinds: Sequence[int]) -> Shares:
+            adapter = configurations.adapter(configuration)
+            assert isinstance(adapter, Informed)
+            return adapter.shares(model, kinds)
+
+        pools = Pools(Rows, self.wire, self.limits, scope, settings.tenant, settings.secret)
+        return Arms(pools, self.metrics.background, shares)
 
     def sessions(
         self, scope: str, configuration: Callable[[], str], budget: int, observer: StateMetrics | None = None

@@ -34,7 +34,8 @@ from acclimate_service.compute.steps import StepParameters
 from acclimate_service.compute.worker import Worker
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
-from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.arms import Arms
+from acclimate_service.guard.fleet import Fleet, Heard
 from acclimate_service.guard.record import Label
 from acclimate_service.metrics import Background, Metrics
 from acclimate_service.models import Model, load_model, settings_by_model
@@ -63,6 +64,8 @@ from acclimate_service.trials.promotion import Champion
 from acclimate_store import Bundle, Catalogue
 from acclimate_store.identity import identity_of
 
+_ARMS: Final = "arms"
+"""Scope of what labels say of the arms of portfolios, beside the model's."""
 _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
 _LONGEST_CENSUS_S: Final = 1.0
@@ -96,6 +99,7 @@ class Service:
     clients: Clients
     feedback: Feedback
     fleet: Fleet | None
+    arms: Arms | None
     challengers: Challengers | None
     rounds: Rounds
     elsewhere: Mapping[str, int]
@@ -253,12 +257,14 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     default = configurations.default
     places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
     scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
-    fleet = pairs = challengers = None
+    fleet = arms = pairs = challengers = None
     if settings.guard != "off":
         fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha)
+        arms = scopes.arms(scope_of(lineage.key, _ARMS), bundle.model, configurations)
+        machine.hear = arms.keep_fresh
     if settings.auto_switch:
         pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(candidates))
-    evidence = [each for each in (fleet, pairs) if each is not None]
+    evidence: list[Heard[Any]] = [each for each in (fleet, arms, pairs) if each is not None]
     for each in evidence:
         stack.push_async_callback(each.aclose)
     champion = Champion(default, pairs, metrics)
@@ -306,11 +312,13 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
             replies,
             metrics,
             fleet=fleet,
+            arms=arms,
             frozen_on_outage=settings.store_outage == "frozen",
         ),
         clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
-        feedback=Feedback(configurations, sessions, replies, fleet, evidence, budget, metrics),
+        feedback=Feedback(configurations, sessions, replies, fleet, arms, evidence, budget, metrics),
         fleet=fleet,
+        arms=arms,
         challengers=challengers,
         rounds=rounds,
         elsewhere=lineage.elsewhere(_of_tenant(shared.census, settings.tenant)),

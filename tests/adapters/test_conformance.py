@@ -115,6 +115,8 @@ EXAMPLES = [
         no_neutral_because=PERSONAL_HEAD,
     ),
     Example("memo", {"views": 2, "lr": 0.01}, neutral=({"lr": 0.0}, {})),
+    Example("portfolio"),  # without labels the frozen model answers
+    Example("portfolio", {"arms": ("t3a", "memo(views=2)", "bn_adapt")}),
     Example("shot", {"lr": 0.01}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
     Example("shot", {"lr": 0.01, "centroids": "soft"}, neutral=None, no_neutral_because=BATCH_NORM_STAYS_ON),
     Example("surgical", {"lr": 0.1}, neutral=({"lr": 0.0}, {})),

@@ -168,7 +168,9 @@ def test_the_seed_reaches_those_who_draw_random_numbers_and_nobody_else(shift: C
 
 
 def test_every_adapter_is_measured() -> None:
-    assert {part for method in METHODS for part in method.adapter.split("+")} == set(ADAPTERS)
+    assert {part for method in METHODS for part in method.adapter.split("+")} == set(ADAPTERS) - {
+        "portfolio"
+    }  # needs labels
 
 
 def test_slow_methods_run_when_asked_for_or_named() -> None:

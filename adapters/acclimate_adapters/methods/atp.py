@@ -49,6 +49,7 @@ class Atp:
     name: ClassVar[str] = "atp"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"gradients", "rates"})
+    shows_frozen: ClassVar[bool] = True
 
     mode: str = choice("online", "batch", doc="online averages the directions of all batches; batch uses the last one")
 
@@ -138,7 +139,7 @@ def answer(
         "undefined_variances": float(len(h.undefined)),
         "constant_channels": float(h.constant),
     }
-    return Step(logits, state, signals, h.logits, prediction.features)
+    return Step(logits, state, signals, h.logits, prediction.features, frozen_features=h.features)
 
 
 def adapted_pass(

@@ -12,6 +12,7 @@ from acclimate_adapters.adapter import (
     complete,
     enrols,
     require_state,
+    shows_frozen,
     slices,
     step_cost,
 )
@@ -61,6 +62,11 @@ class Chain:
     def needs(self) -> frozenset[str]:
         """What either part needs."""
         return self.weights.needs | self.prior.needs
+
+    @property
+    def shows_frozen(self) -> bool:
+        """Whether the weights do."""
+        return shows_frozen(self.weights)
 
     @property
     def enrols(self) -> bool:
@@ -124,7 +130,7 @@ class Chain:
         answer = self.prior.correct(model, part_of(state, self.prior), adapted.logits, adapted.features)
         new = state.next(join((adapted.state, answer.state)))
         signals = {**adapted.signals, **answer.signals}
-        return Step(answer.logits, new, signals, adapted.frozen_logits, adapted.features, uncorrected=adapted.logits)
+        return replace(adapted, logits=answer.logits, state=new, signals=signals, uncorrected=adapted.logits)
 
 
 def chain(parts: Sequence[Adapter]) -> Chain:

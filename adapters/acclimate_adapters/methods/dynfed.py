@@ -64,6 +64,7 @@ class DynFed:
     name: ClassVar[str] = "dynfed"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"gradients", "rates"})
+    shows_frozen: ClassVar[bool] = True
 
     arn: str = choice("identity", "mlp", doc="rule by which the rates evolve; identity keeps them and equals atp")
     mode: str = choice("online", "batch", doc="online averages the directions of all batches; batch uses the last one")

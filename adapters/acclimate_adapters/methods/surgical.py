@@ -46,6 +46,7 @@ class Surgical:
     name: ClassVar[str] = "surgical"
     layout: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]] = frozenset({"gradients"})
+    shows_frozen: ClassVar[bool] = True
 
     modules: tuple[str, ...] = names(doc="layers or tensors to adapt; the classifier when empty")
     lr: float = real(0.01, low=0.0, high=100.0, doc="step size")
@@ -76,7 +77,7 @@ class Surgical:
         answer = model.adapted(x, theta)
         logits = require_finite(answer.logits)
         signals = {"entropy": float(entropy(logits).mean()), "frozen_entropy": float(entropy(h.logits).mean())}
-        return Step(logits, state.next(), signals, h.logits, answer.features)
+        return Step(logits, state.next(), signals, h.logits, answer.features, frozen_features=h.features)
 
 
 def block_parameters(model: FrozenModel, modules: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -17,13 +17,14 @@ class Direction:
     """The update direction h of one batch at the global weights."""
 
     tensors: Mapping[str, Tensor]  # module name -> direction, shaped like the module; the caller owns them
+    features: Tensor  # [B, d] of that same pass
     logits: Tensor  # [B, K] of that same pass: the prediction of the frozen model
     undefined: tuple[str, ...]  # variances that one value per channel leaves undefined; their direction is 0
     constant: int  # channels whose values were all the same: their variance is 0
 
 
 def direction(model: FrozenModel, x: Tensor, modules: Iterable[str] | None = None) -> Direction:
-    """The update direction of a batch, and the logits of that same pass.
+    """The update direction of a batch, and the features and logits of that same pass.
 
     Parameters: h = -gradient of the batch-mean entropy (Eq. 4).
     Running statistics: h = batch statistic - running statistic, with the unbiased variance (Eq. 5).
@@ -45,21 +46,22 @@ def direction(model: FrozenModel, x: Tensor, modules: Iterable[str] | None = Non
     """
     wanted = model.modules if modules is None else tuple(modules)
     outcome = model.graphs.call(("direction", wanted), lambda arguments: _direction(model, arguments[0], wanted), (x,))
-    (*tensors, logits, constant), undefined = outcome
-    return Direction(dict(zip(wanted, tensors, strict=True)), logits, undefined, int(constant))
+    (*tensors, features, logits, constant), undefined = outcome
+    return Direction(dict(zip(wanted, tensors, strict=True)), features, logits, undefined, int(constant))
 
 
 def _direction(model: FrozenModel, x: Tensor, wanted: tuple[str, ...]) -> Outcome:
     leaves = {name: model.tensor(name).detach().requires_grad_() for name in wanted if name in model.parameters}
     recorder = Recorder(frozenset(wanted) - leaves.keys())
     with torch.inference_mode(False), torch.set_grad_enabled(bool(leaves)):
-        logits = model.run(x, leaves, recorder if recorder.wanted else None).logits
-        tensors = recorder.directions() | _descent(logits, leaves)
+        answer = model.run(x, leaves, recorder if recorder.wanted else None)
+        tensors = recorder.directions() | _descent(answer.logits, leaves)
+    features, logits = answer.features.detach(), answer.logits.detach()
     constant = recorder.constant()
     constants = logits.new_zeros(()) if constant is None else constant
     # a layer that only training runs, as the auxiliary heads of GoogLeNet and Inception have, saw no batch
     directions = (tensors[name] if name in tensors else torch.zeros_like(model.tensor(name)) for name in wanted)
-    return Outcome((*directions, logits.detach(), constants), tuple(recorder.undefined))
+    return Outcome((*directions, features, logits, constants), tuple(recorder.undefined))
 
 
 def _descent(logits: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -60,6 +60,7 @@ class FrozenModel:
         anchor_features: features and labels of the source's anchors, taken once, here; None without anchors.
         graphs: through which the passes on a CUDA device are replayed.
         runtime: what computes the frozen passes; None for torch.
+        gains: least share of right answers, -1..1, that adapters are proven to gain over this model, by adapter.
         content_hash: 16 hex digits over weights, running statistics, classifier name and source; a state made for one
             hash is refused by a model with another.
     """
@@ -86,6 +87,7 @@ class FrozenModel:
         self.source = source
         self.graphs = graphs or graphs_for(self.device)
         self.runtime: Runtime | None = None
+        self.gains: Mapping[Any, float] = {}
         check_source(self._parameters | self._buffers, source, classes=self.classes, feature_size=self.feature_size)
         self.anchor_features = self._anchor_features()
 
@@ -114,6 +116,12 @@ class FrozenModel:
         """
         other = copy.copy(self)
         other.runtime, other._derived = runtime, {}
+        return other
+
+    def with_gains(self, gains: Mapping[Any, float]) -> Self:
+        """The same model, over which adapters are proven to gain so much."""
+        other = copy.copy(self)
+        other.gains = gains
         return other
 
     def with_hash(self, content_hash: str) -> Self:

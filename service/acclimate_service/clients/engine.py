@@ -15,6 +15,7 @@ from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.compute.steps import GUARD_SAID, StepParameters, image_batch
 from acclimate_service.errors import Problem
+from acclimate_service.guard.arms import Arms
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import ClientScope, Paused, Start, StateError, StepFailed, StoreUnavailable, always
@@ -46,6 +47,7 @@ class Engine:
         metrics: Metrics,
         *,
         fleet: Fleet | None,
+        arms: Arms | None,
         frozen_on_outage: bool,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
@@ -53,6 +55,7 @@ class Engine:
         Args:
             sessions, machine, replies, metrics: of the service.
             fleet: what all labels say of adapted against frozen predictions; None if nobody compares them.
+            arms: what they say of the arms of portfolios.
             frozen_on_outage: whether batches are answered by the global model while Redis is away, not refused.
         """
         self._sessions = sessions
@@ -60,6 +63,7 @@ class Engine:
         self._replies = replies
         self._metrics = metrics
         self._fleet = fleet
+        self._arms = arms
         self._frozen_on_outage = frozen_on_outage
 
     async def predict(self, batch: Batch) -> Reply:
@@ -137,6 +141,7 @@ class Engine:
             request_id=batch.request.name,
             against=self._fleet.against(),
             alpha=self._fleet.alpha,
+            shares=self._arms.latest if self._arms else {},
         )
 
     def _observe(self, client: ClientScope, answering: str, because: str, switched: bool) -> None:

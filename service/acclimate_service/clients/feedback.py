@@ -12,8 +12,9 @@ from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.labelling import names_rows, only_counted
 from acclimate_service.errors import Problem
+from acclimate_service.guard.arms import Arms, Rows
 from acclimate_service.guard.evidence import Counts, accuracy, verdict
-from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.fleet import Fleet, Heard
 from acclimate_service.guard.policy import Decision
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, ClientScope, ClientUnknown, Head, Paused
@@ -31,18 +32,20 @@ class Feedback:
         sessions: Sessions,
         replies: Replies,
         fleet: Fleet | None,
-        evidence: Sequence[Fleet],
+        arms: Arms | None,
+        evidence: Sequence[Heard[Any]],
         budget: StepBudget,
         metrics: Metrics,
     ) -> None:
         """Take over the collaborators; whoever made them closes them. Without a fleet there is nothing to be told.
 
-        `evidence` is that of all tests: of the fleet's adapters, and of paired trials.
+        `evidence` is all that labels of clients say: of the fleet's adapters, of paired trials, of arms.
         """
         self._configurations = configurations
         self._sessions = sessions
         self._replies = replies
         self._fleet = fleet
+        self._arms = arms
         self._evidence = evidence
         self._budget = budget
         self._metrics = metrics
@@ -76,15 +79,12 @@ class Feedback:
         answer = reply.members
         share = answer["told"]
         counts, configuration = Counts(*share["counts"]), share["configuration"]
+        when = {"life": applied.life, "seq": applied.seq, "born": share["born"]}
         if counts.labelled:
-            await fleet.tell(
-                client=request.client,
-                configuration=configuration,
-                life=applied.life,
-                seq=applied.seq,
-                born=share["born"],
-                counts=counts,
-            )
+            await fleet.tell(request.client, configuration, **when, counts=counts)
+        rows = Rows.of_kinds(share.get("arms", ()))
+        if rows.labelled and self._arms is not None:
+            await self._arms.tell(request.client, configuration, **when, counts=rows)
         if applied.replayed == "none":
             for result, number in answer["feedback"].items():
                 self._metrics.labels.labels(result).inc(number)

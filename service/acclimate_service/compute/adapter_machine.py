@@ -2,7 +2,7 @@
 
 import asyncio
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -39,6 +39,7 @@ class AdapterMachine:
 
     Attributes:
         waiting: bytes of the states that are to be serialised in the background, by their identity.
+        hear: called with each step of a portfolio, which needs what labels of all clients say.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AdapterMachine:
         self._steps = Steps(bundle, configurations, metrics, pace, influence)
         self._background = background
         self.waiting: dict[int, int] = {}
+        self.hear: Callable[[], None] = _nothing
         self._exact_above = exact_above
         self._state_budget = state_budget
         self._weights = lru_cache(_WEIGHED)(self._weigh)
@@ -100,6 +102,8 @@ class AdapterMachine:
         else:
             parameters = StepParameters.decode(batch.parameters)
         job = Job(state, batch, parameters)
+        if self._steps.is_informed(state.configuration):
+            self.hear()
         if self._steps.is_sliced(state.configuration):
             done = await self._worker.run_slices(self._steps.slices(job), start)
             if isinstance(done, Exception):
@@ -153,3 +157,7 @@ class AdapterMachine:
 
     def _weigh(self, configuration: str) -> Mapping[str, float]:
         return sensitivity(self._configurations.adapter(configuration), self._bundle.model)
+
+
+def _nothing() -> None:
+    """Nobody has anything to hear."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from acclimate_adapters import ADAPTERS, Adapter, FrozenModel, create, enrols, missing, schema
+from acclimate_adapters.adapter import parts_of
 
 CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
 """The chains that the benchmark compares; any other one that makes sense is served too."""
@@ -113,8 +114,12 @@ def available_adapters(
         allowed: names; None for all.
         settings: hyper-parameters that were chosen for the model, by adapter.
     """
-    names = [name for name in (*sorted(ADAPTERS), *CHAINS) if allowed is None or set(name.split("+")) <= set(allowed)]
-    return tuple(_available(name, model, (settings or {}).get(name, {})) for name in names)
+    adapters = {name: create(name) for name in (*sorted(ADAPTERS), *CHAINS)}
+    return tuple(
+        _available(name, model, (settings or {}).get(name, {}))
+        for name, adapter in adapters.items()
+        if allowed is None or parts_of(adapter) <= set(allowed)
+    )
 
 
 def summary(model: FrozenModel, allowed: Collection[str] | None = None) -> str:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from acclimate_adapters import Adapter, ConfigurationError, FrozenModel
-from acclimate_adapters.adapter import step_cost
+from acclimate_adapters.adapter import parts_of, step_cost
 from acclimate_adapters.cost import Cost, Runs
 from acclimate_adapters.functional import entropy
 from acclimate_adapters.labels import lesson_cost
@@ -95,7 +95,7 @@ class StepBudget:
         configurations: of the clients.
         prices: of the model.
         most_s: seconds that a step may take by its estimate.
-        allowed: adapters that clients may have, each part of a chain; None stands for all.
+        allowed: adapters that clients may have, each part of a chain or portfolio; None stands for all.
 
     Attributes:
         refusal_of_step: code and detail of the problem with a step of a configuration on so many images; None: it is
@@ -154,7 +154,7 @@ class StepBudget:
             taken = seconds(rows)
         except ConfigurationError:
             return None
-        forbidden = [] if self._allowed is None else sorted(set(adapter.name.split("+")) - set(self._allowed))
+        forbidden = [] if self._allowed is None else sorted(parts_of(adapter) - set(self._allowed))
         if forbidden:
             detail = f"{', '.join(forbidden)} is not offered here (ACCLIMATE_ADAPTERS); GET /adapters lists what is"
             return "adapter_not_allowed", detail

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import Adapter, Labelled, State, learns
 from acclimate_adapters.guard import finite
-from acclimate_adapters.labels import Learning
+from acclimate_adapters.labels import Informed, Learning
 from acclimate_adapters.merged import Work, guarded_slices
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.guard.record import Label, Record, Tally
@@ -110,12 +110,14 @@ def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batc
     """Labels of rows that were predicted before, and whose images are gone."""
     before = state.record or Record()
     record, tally = before.tell([Label(*each) for each in orjson.loads(bytes(batch.data))])
-    new = record.labels_since(before)
+    new = record.told_since(before).astype(np.int64)
     learned = state.state
-    if new and _is_learned(adapter, batch):
-        learned = _learned(adapter, bundle, state.state, Labelled(torch.tensor(new)))
+    if new.size and _is_learned(adapter, batch):
+        frozen, _, labels, *by_arm = torch.from_numpy(new)
+        predicted = torch.stack([frozen, *by_arm], dim=1) if by_arm else None
+        learned = _learned(adapter, bundle, state.state, Labelled(labels, predicted=predicted))
     after = replace(state, state=learned, record=record if state.record else None)
-    return after, _answer(after, record, tally)
+    return after, _answer(adapter, after, record, tally)
 
 
 def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> Taking:
@@ -131,9 +133,11 @@ def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: 
     record = (state.record or Record()).count(request_id, before, adapted, labels)
     learned = state.state
     if _is_learned(adapter, batch):
-        learned = _learned(adapter, bundle, state.state, Labelled(torch.tensor(labels), model.batch(x)))
+        first = frozen.argmax(dim=-1, keepdim=True)
+        predicted = None if step.by_arm is None else torch.cat([first, step.by_arm], dim=1)
+        learned = _learned(adapter, bundle, state.state, Labelled(torch.tensor(labels), model.batch(x), predicted))
     after = replace(state, state=learned, record=record)
-    return after, _answer(after, record, Tally(counted=len(labels)))
+    return after, _answer(adapter, after, record, Tally(counted=len(labels)))
 
 
 def _told(batch: Batch) -> bytes:
@@ -151,6 +155,8 @@ def _learned(adapter: Learning, bundle: Bundle, state: State, rows: Labelled) ->
     return learned if finite(learned) else state
 
 
-def _answer(state: ClientState, record: Record, tally: Tally) -> bytes:
+def _answer(adapter: Adapter, state: ClientState, record: Record, tally: Tally) -> bytes:
     told = {"counts": astuple(record.counts), "born": record.born.hex(), "configuration": state.configuration}
+    if isinstance(adapter, Informed):
+        told["arms"] = adapter.told(state.state)
     return orjson.dumps({"adapter": state.state.adapter, "feedback": asdict(tally), "told": told})

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from acclimate_adapters import ConfigurationError, Step
 from acclimate_adapters.adapter import Sliced
+from acclimate_adapters.labels import Informed
 from acclimate_adapters.merged import Work, attempt, guarded_slices, guarded_steps, in_torch, mergeable
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import PICTURE_BYTES, ClientState
 from acclimate_service.compute.costs import Pace
 from acclimate_service.compute.process import one_thread
+from acclimate_service.guard.arms import Shares
 from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import EVERY, Decision, by_own
 from acclimate_service.guard.record import Record
@@ -46,6 +48,7 @@ class StepParameters:
         against: configurations whose clients are to be answered unadapted, for what reason; `EVERY` stands for those
             not named. A client's own evidence comes first.
         alpha: of the test of that evidence.
+        shares: what labels of all clients say of the arms of portfolios, by configuration.
     """
 
     probabilities: bool = False
@@ -53,11 +56,13 @@ class StepParameters:
     against: Mapping[str, Decision] = field(default_factory=dict)
     alpha: float = ALPHA
     logits: bool = False
+    shares: Mapping[str, Shares] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """As it is kept in a journal."""
         against = {name: decision.because for name, decision in self.against.items()}
-        further = [True] if self.logits else []  # left out where not wanted: replicas of older versions read it too
+        # left out where not wanted: replicas of older versions read it too
+        further = [self.logits, self.shares] if self.shares else [True] if self.logits else []
         return orjson.dumps([self.probabilities, self.request_id, against, self.alpha, *further])
 
     @classmethod
@@ -65,7 +70,7 @@ class StepParameters:
         """What `encode` wrote."""
         probabilities, request_id, against, alpha, *further = orjson.loads(data)
         decisions = {name: Decision("frozen", because) for name, because in against.items()}
-        return cls(probabilities, request_id, decisions, alpha, logits=bool(further))
+        return cls(probabilities, request_id, decisions, alpha, *further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class Steps:
         self._influence = influence
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
+        self.is_informed = lru_cache(_KEPT)(self._is_informed)
         self._in_torch = lru_cache(_KEPT)(self._runs_in_torch)
 
     def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
@@ -147,6 +153,13 @@ class Steps:
         except ConfigurationError:
             return False
 
+    def _is_informed(self, configuration: str) -> bool:
+        """Whether an adapter chooses by what labels of all clients say."""
+        try:
+            return isinstance(self._configurations.adapter(configuration), Informed)
+        except ConfigurationError:
+            return False
+
     def _may_share(self, configuration: str) -> bool:
         """Whether steps of an adapter can share their passes of the network with others."""
         try:
@@ -168,7 +181,10 @@ class Steps:
         x = self._bundle.prepare(np.frombuffer(batch.data, batch.dtype).reshape(batch.shape))
         adapter = self._configurations.adapter(job.state.configuration)
         repeated = picture != b"" and picture == job.state.picture
-        return Work(adapter, job.state.state, x, repeated, compare=bool(job.parameters.request_id))
+        shares, state = job.parameters.shares.get(job.state.configuration), job.state.state
+        if shares is not None and isinstance(adapter, Informed):
+            state = adapter.informed(state, shares)
+        return Work(adapter, state, x, repeated, compare=bool(job.parameters.request_id))
 
     def _done(self, job: Job, picture: bytes, step: Step) -> Done:
         state, parameters = job.state, job.parameters
@@ -182,7 +198,8 @@ class Steps:
         by_policy = against.get(state.configuration) or against.get(EVERY, _ADAPTED)
         decision = by_own(before.counts, parameters.alpha) or by_policy
         frozen, adapted = step.frozen_logits.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
-        record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer)
+        by_arm = () if step.by_arm is None else step.by_arm.tolist()
+        record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer, by_arm=by_arm)
         given = step.frozen_logits if decision.answer == "frozen" else step.logits
         switched, guard = decision.answer != before.answering, None
         if switched or decision.answer == "frozen":

@@ -46,7 +46,7 @@ References:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
@@ -106,6 +106,18 @@ class Counts:
         """One row, by its two predicted classes and its true one."""
         f, a = int(frozen == label), int(adapted == label)
         return cls(wins=int(a > f), losses=int(f > a), labelled=1, frozen_right=f, adapted_right=a)
+
+    @property
+    def kinds(self) -> tuple[int, int, int, int]:
+        """Wins, losses, rows that both have right, and rows that neither has."""
+        both = self.adapted_right - self.wins
+        return self.wins, self.losses, both, self.labelled - self.wins - self.losses - both
+
+    @classmethod
+    def of_kinds(cls, kinds: Sequence[int]) -> Self:
+        """Those of which there are so many of each of the `kinds`."""
+        wins, losses, both, _ = kinds
+        return cls(wins, losses, sum(kinds), both + losses, both + wins)
 
     def __add__(self, other: Self) -> Self:
         return type(self)(

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Generic
 
 from acclimate_service.guard.evidence import ALPHA, CLIENTS, Counts, Pooled
 from acclimate_service.guard.policy import EVERY, Decision, Policy, by_policy, decide
-from acclimate_service.guard.pools import Pools, Share
+from acclimate_service.guard.pools import Pools, Share, T
 from acclimate_service.metrics import Background
 from acclimate_service.state import ClientScope, StateError, Tasks
 
@@ -17,7 +18,79 @@ _RESTARTED: Final = "-"
 _TASK: Final = "evidence"
 
 
-class Fleet:
+class Heard(ABC, Generic[T]):
+    """Tells the other replicas what clients told, and hears of them.
+
+    Args:
+        pools: where the replicas keep it.
+        background: watches over what nobody waits for.
+        task: what this is called there.
+    """
+
+    def __init__(self, pools: Pools[T], background: Background, task: str) -> None:
+        self._pools = pools
+        self._background = background
+        self._task = task
+        self._heard_at = -REFRESH_S
+        self._tasks = Tasks()
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def understand(self, counted: Mapping[str, tuple[T, ...]]) -> None:
+        """Take in the rows of each client that count, by configuration."""
+
+    def keep_fresh(self) -> None:
+        """Refresh what was heard in the background, where it is old."""
+        if time.monotonic() - self._heard_at >= REFRESH_S and not self._refreshing:
+            self._refreshing = self._tasks.start(self._refresh())
+            self._refreshing.add_done_callback(self._refreshed)
+
+    async def hear(self) -> None:
+        """Hear the newest now; raises StateError where Redis fails."""
+        self.understand(await self._pools.counted())
+        self._heard_at = time.monotonic()
+        self._background.succeeded(self._task)
+
+    async def tell(self, client: ClientScope, configuration: str, *, life: str, seq: int, born: str, counts: T) -> None:
+        """Add what a client's labels say. If that fails, its next labels tell it too.
+
+        Labels of a life that is over say nothing: it is looked at before and after, since whoever deletes the client
+        takes its shares away, and may do so, on another replica, just before they are told here.
+        """
+        try:
+            if await self._pools.life(client) == life:
+                await self._pools.tell(client, configuration, Share(life, seq, born, counts))
+                if await self._pools.life(client) != life:
+                    await self._pools.forget(client, life)
+            await self.hear()
+        except StateError as error:
+            self._background.failed(self._task, error)
+
+    async def forget(self, client: ClientScope) -> None:
+        """Take away what a deleted client told; raises StateError where Redis fails."""
+        await self._pools.forget(client)
+
+    async def reset(self) -> None:
+        """Let nothing count that any client told so far; raises StateError where Redis fails."""
+        await self._pools.reset()
+        await self.hear()
+
+    async def aclose(self) -> None:
+        """End what runs in the background."""
+        await self._tasks.aclose()
+
+    async def _refresh(self) -> None:
+        try:
+            await self.hear()
+        except StateError as error:
+            self._heard_at = time.monotonic()
+            self._background.failed(self._task, error)
+
+    def _refreshed(self, _: asyncio.Task[None]) -> None:
+        self._refreshing = None
+
+
+class Fleet(Heard[Counts]):
     """The evidence of all clients of one model, and the policy for those without any of their own.
 
     Args:
@@ -29,18 +102,25 @@ class Fleet:
     """
 
     def __init__(
-        self, pools: Pools, policy: Policy, background: Background, *, alpha: float = ALPHA, needed: int = CLIENTS
+        self,
+        pools: Pools[Counts],
+        policy: Policy,
+        background: Background,
+        *,
+        alpha: float = ALPHA,
+        needed: int = CLIENTS,
     ) -> None:
-        self._pools = pools
+        super().__init__(pools, background, _TASK)
         self.policy = policy
         self.alpha = alpha
         self._needed = needed
         self._heard: Mapping[str, Pooled] = {}
         self._against: Mapping[str, Decision] = self._decided()
-        self._heard_at = -REFRESH_S
-        self._tasks = Tasks()
-        self._refreshing: asyncio.Task[None] | None = None
-        self._background = background
+
+    def understand(self, counted: Mapping[str, tuple[Counts, ...]]) -> None:
+        """Pool the rows of all clients, and decide by them, as `Heard.understand`."""
+        self._heard = {name: Pooled(clients, self._needed) for name, clients in counted.items()}
+        self._against = self._decided()
 
     def against(self) -> Mapping[str, Decision]:
         """Configurations whose clients are answered by the frozen model, unless their own evidence says otherwise.
@@ -48,14 +128,12 @@ class Fleet:
         `EVERY` stands for all others.
         """
         if self.policy == "follow-fleet":
-            self.heard()
+            self.keep_fresh()
         return self._against
 
     def heard(self) -> Mapping[str, Pooled]:
         """What was heard last, by configuration; where that is old, it is refreshed in the background."""
-        if time.monotonic() - self._heard_at >= REFRESH_S and not self._refreshing:
-            self._refreshing = self._tasks.start(self._refresh())
-            self._refreshing.add_done_callback(self._refreshed)
+        self.keep_fresh()
         return self._heard
 
     def decide(self, own: Counts, configuration: str) -> Decision:
@@ -64,11 +142,7 @@ class Fleet:
 
     async def pooled(self) -> Mapping[str, Pooled]:
         """The newest evidence, by configuration; raises StateError where Redis fails."""
-        counted = await self._pools.counted()
-        self._heard = {name: Pooled(clients, self._needed) for name, clients in counted.items()}
-        self._against = self._decided()
-        self._heard_at = time.monotonic()
-        self._background.succeeded(_TASK)
+        await self.hear()
         return self._heard
 
     async def own(self, client: ClientScope, configuration: str) -> Counts:
@@ -76,39 +150,9 @@ class Fleet:
         share = await self._pools.share(client, configuration)
         return share.counts if share else Counts()
 
-    async def tell(
-        self, client: ClientScope, configuration: str, *, life: str, seq: int, born: str, counts: Counts
-    ) -> None:
-        """Add what a client's labels say. If that fails, its next labels tell it too.
-
-        Labels of a life that is over say nothing: it is looked at before and after, since whoever deletes the client
-        takes its shares away, and may do so, on another replica, just before they are told here.
-        """
-        try:
-            if await self._pools.life(client) == life:
-                await self._pools.tell(client, configuration, Share(life, seq, born, counts))
-                if await self._pools.life(client) != life:
-                    await self._pools.forget(client, life)
-            await self.pooled()
-        except StateError as error:
-            self._background.failed(_TASK, error)
-
     async def restart(self, client: ClientScope, configuration: str, *, life: str, seq: int) -> None:
         """Forget what one client's labels said of a state that it has no more; the rows that counted still do."""
         await self.tell(client, configuration, life=life, seq=seq, born=_RESTARTED, counts=Counts())
-
-    async def forget(self, client: ClientScope) -> None:
-        """Take away what a deleted client told; raises StateError where Redis fails."""
-        await self._pools.forget(client)
-
-    async def reset(self) -> None:
-        """Let nothing count that any client told so far; raises StateError where Redis fails."""
-        await self._pools.reset()
-        await self.pooled()
-
-    async def aclose(self) -> None:
-        """End what runs in the background."""
-        await self._tasks.aclose()
 
     def _decided(self) -> Mapping[str, Decision]:
         if self.policy != "follow-fleet":
@@ -116,13 +160,3 @@ class Fleet:
             return {EVERY: every} if every.answer == "frozen" else {}
         decided = {name: by_policy(each, self.policy, self.alpha) for name, each in self._heard.items()}
         return {name: decision for name, decision in decided.items() if decision.answer == "frozen"}
-
-    async def _refresh(self) -> None:
-        try:
-            await self.pooled()
-        except StateError as error:
-            self._heard_at = time.monotonic()
-            self._background.failed(_TASK, error)
-
-    def _refreshed(self, _: asyncio.Task[None]) -> None:
-        self._refreshing = None

@@ -8,14 +8,14 @@ can find its share.
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b, sha256
-from typing import Final
+from typing import Final, Generic, Protocol, Self, TypeVar
 
-from acclimate_service.guard.evidence import WEIGHT, Counts
+from acclimate_service.guard.evidence import WEIGHT
 from acclimate_service.state import ClientScope, ForeignValue, Limits, StoreUnavailable, Wire, check_model
 from acclimate_service.state.redis.scripts import POOL_FORGET, POOL_RESET, POOL_TELL
 
@@ -27,11 +27,34 @@ SEARCH_MS: Final = 10_000
 """Pause before places are looked for again where there are none; a search reads all shares."""
 _TTL_FACTOR: Final = 4
 """Evidence outlives the clients it came from, for those that come after them."""
-_KINDS: Final = 4
+_HISTORY: Final = 4
+"""Life, seq, born and when it was told, which stand before the numbers of a stored share."""
+
+
+class Told(Protocol):
+    """Rows that somebody labelled, as numbers of rows of each kind."""
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """How many there are of each."""
+        ...
+
+    @property
+    def labelled(self) -> int:
+        """All of them."""
+        ...
+
+    @classmethod
+    def of_kinds(cls, kinds: Sequence[int]) -> Self:
+        """Those of which there are so many of each."""
+        ...
+
+
+T = TypeVar("T", bound=Told)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Share(Generic[T]):
     """One client's evidence.
 
     Args:
@@ -43,13 +66,14 @@ class Share:
     life: str
     seq: int
     born: str
-    counts: Counts
+    counts: T
 
 
-class Pools:
+class Pools(Generic[T]):
     """The evidence about one model; all methods raise StateError where Redis fails.
 
     Args:
+        of: what is told.
         wire: exchanges with Redis; whoever made it closes it.
         limits: lifetimes.
         model: content hash of the frozen model.
@@ -57,13 +81,15 @@ class Pools:
         secret: of the deployment, the same on every replica; without one the names can be guessed from the ids.
     """
 
-    def __init__(self, wire: Wire, limits: Limits, model: str, tenant: str, secret: str = "") -> None:
+    def __init__(self, of: type[T], wire: Wire, limits: Limits, model: str, tenant: str, secret: str = "") -> None:
+        self._read = lru_cache(MOST_CLIENTS * MOST_CONFIGURATIONS)(partial(_counted, of))  # most stay as they were
+        self._of = of
         self._wire = wire
         self._ttl_ms = _TTL_FACTOR * limits.state_ttl_ms
         self._pool = f"acc:{{{tenant}/~{check_model(model)}}}:e"
         self._secret = sha256(secret.encode()).digest()
 
-    async def tell(self, client: ClientScope, configuration: str, share: Share) -> None:
+    async def tell(self, client: ClientScope, configuration: str, share: Share[T]) -> None:
         """Take a client's evidence in; what is older than what is known, or holds no label, changes nothing."""
         args = (
             self._name(client),
@@ -80,22 +106,22 @@ class Pools:
             SEARCH_MS,
         )
         with self._readable():
-            await self._wire.run(POOL_TELL, (self._pool,), args + _by_kind(share.counts))
+            await self._wire.run(POOL_TELL, (self._pool,), args + share.counts.kinds)
 
-    async def counted(self) -> Mapping[str, tuple[Counts, ...]]:
+    async def counted(self) -> Mapping[str, tuple[T, ...]]:
         """The rows of each client that count, by configuration."""
         with self._readable():
             flat: list[bytes] = await self._wire.read("HGETALL", self._pool)
-        texts, found = dict[bytes, str](), defaultdict[bytes, list[Counts]](list)
+        texts, found = dict[bytes, str](), defaultdict[bytes, list[T]](list)
         for name, value in zip(flat[::2], flat[1::2], strict=True):
             digest, bar, _ = name.partition(b"|")
-            if bar and (counts := _counted(value)).labelled:
+            if bar and (counts := self._read(value)).labelled:
                 found[digest].append(counts)
             elif not bar and not digest.startswith(b"@"):
                 texts[digest] = value.decode()
         return {texts[digest]: tuple(shares) for digest, shares in found.items()}
 
-    async def share(self, client: ClientScope, configuration: str) -> Share | None:
+    async def share(self, client: ClientScope, configuration: str) -> Share[T] | None:
         """One client's evidence; None if it never told any."""
         field = f"{_digest(configuration)}|{self._name(client)}"
         with self._readable():
@@ -103,7 +129,7 @@ class Pools:
         if found is None:
             return None
         life, seq, born, _, *numbers = found.decode().split("|")
-        return Share(life, int(seq), born, _of_kinds(numbers[:_KINDS]))
+        return Share(life, int(seq), born, self._of.of_kinds([*map(int, numbers[: len(numbers) // 2])]))
 
     async def forget(self, client: ClientScope, life: str = "") -> None:
         """Take one client's shares away, of every configuration: what it told in one life, or all."""
@@ -113,7 +139,7 @@ class Pools:
     async def reset(self) -> None:
         """Let nothing count that was told so far, by any client."""
         with self._readable():
-            await self._wire.run(POOL_RESET, (self._pool,), (_KINDS,))
+            await self._wire.run(POOL_RESET, (self._pool,), ())
 
     async def life(self, client: ClientScope) -> str:
         """The present life of a client; empty if there is no such client."""
@@ -132,28 +158,11 @@ class Pools:
         return blake2b(client.digest, digest_size=16, key=self._secret).hexdigest()
 
 
-@lru_cache(MOST_CLIENTS * MOST_CONFIGURATIONS)
-def _counted(share: bytes) -> Counts:
-    """The rows of a stored share that count; most shares are read again as they were."""
-    return _of_kinds(share.decode().split("|")[-_KINDS:])
+def _counted(of: type[T], share: bytes) -> T:
+    """The rows of a stored share that count."""
+    numbers = share.decode().split("|")[_HISTORY:]
+    return of.of_kinds([*map(int, numbers[len(numbers) // 2 :])])
 
 
 def _digest(configuration: str) -> str:
     return sha256(configuration.encode()).hexdigest()[:16]
-
-
-def _by_kind(counts: Counts) -> tuple[int, ...]:
-    """Wins, losses, rows that both have right, and rows that neither has."""
-    both = counts.adapted_right - counts.wins
-    return counts.wins, counts.losses, both, counts.labelled - counts.wins - counts.losses - both
-
-
-def _of_kinds(numbers: list[str]) -> Counts:
-    wins, losses, both, neither = map(int, numbers)
-    return Counts(
-        wins=wins,
-        losses=losses,
-        labelled=wins + losses + both + neither,
-        frozen_right=both + losses,
-        adapted_right=both + wins,
-    )

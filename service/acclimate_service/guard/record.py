@@ -18,6 +18,8 @@ _ID_BYTES: Final = 8
 _HEADER: Final = struct.Struct("<5QBI")
 _BATCH: Final = struct.Struct(f"<{_ID_BYTES}sI")
 _NO_ROWS: Final = np.zeros((3, 0), np.int16)
+_ARMS_SHIFT: Final = 1
+"""Where the number of arms stands beside the flag that the frozen model answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Record:
     Args:
         batches: of each batch remembered, the oldest first, the digest of its request and its number of rows, packed:
             with one image per batch there are thousands, and each commit writes them all.
-        rows: [3, N] int16, their frozen class, adapted class, and label (-1 where it is not known).
+        rows: [3 + A, N] int16, their frozen class, adapted class, label (-1 where it is not known), and the class that
+            each of A arms predicted.
         counts: of all labelled rows, also of those no longer remembered.
         answering: which prediction the last batch was given.
         born: digest of the first request; tells one record of a client from the next one after a reset.
@@ -65,20 +68,33 @@ class Record:
     answering: Answer = "adapted"
     born: bytes = b""
 
-    def append(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], *, answering: Answer) -> "Record":
+    def append(
+        self,
+        request_id: str,
+        frozen: Sequence[int],
+        adapted: Sequence[int],
+        *,
+        answering: Answer,
+        by_arm: Sequence[Sequence[int]] = (),
+    ) -> "Record":
         """Remember a batch, as far as there is room; the newest is always remembered.
 
         Args:
             request_id: by which its labels will come.
             frozen, adapted: [B], the predicted classes.
             answering: which of them were given.
+            by_arm: [B, A], the classes that the arms predicted; without any, they predicted what the frozen model did.
         """
         digest = _digest(request_id)
-        new = np.array([frozen, adapted, [_UNTOLD] * len(frozen)], np.int16)
+        new = np.array([frozen, adapted, [_UNTOLD] * len(frozen), *zip(*by_arm, strict=True)], np.int16)
         batches, rows = self._surplus(len(frozen))
+        kept = self.rows[:, rows:]
+        if len(kept) != len(new):
+            height = max(len(kept), len(new))
+            kept, new = _with_arms(kept, height), _with_arms(new, height)
         return Record(
             batches=self.batches[batches * _BATCH.size :] + _BATCH.pack(digest, len(frozen)),
-            rows=np.concatenate((self.rows[:, rows:], new), axis=1),
+            rows=np.concatenate((kept, new), axis=1),
             counts=self.counts,
             answering=answering,
             born=self.born or digest,
@@ -96,7 +112,7 @@ class Record:
             if not 0 <= each.row < size:
                 tally = replace(tally, unknown=tally.unknown + 1)
                 continue
-            frozen, adapted, known = (int(value) for value in rows[:, start + each.row])
+            frozen, adapted, known = rows[: len(_NO_ROWS), start + each.row].tolist()
             if known == _UNTOLD:
                 rows[2, start + each.row] = each.label
                 counts += Counts.of(frozen, adapted, each.label)
@@ -107,11 +123,10 @@ class Record:
                 tally = replace(tally, contradicting=tally.contradicting + 1)
         return replace(self, rows=rows, counts=counts), tally
 
-    def labels_since(self, before: "Record") -> list[int]:
-        """The labels that `tell` counted, when it made this record of the one before; in the order of their rows."""
-        new = (before.rows[2] == _UNTOLD) & (self.rows[2] != _UNTOLD)
-        labels: list[int] = self.rows[2, new].tolist()
-        return labels
+    def told_since(self, before: "Record") -> NDArray[np.int16]:
+        """Those `rows` whose labels `tell` counted, when it made this record of the one before; in their order."""
+        told: NDArray[np.int16] = self.rows[:, (before.rows[2] == _UNTOLD) & (self.rows[2] != _UNTOLD)]
+        return told
 
     def count(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], labels: Sequence[int]) -> "Record":
         """Count rows whose labels are known when they are predicted; they are not remembered.
@@ -128,7 +143,8 @@ class Record:
         """Serialise; equal records give equal bytes."""
         c = self.counts
         numbers = c.wins, c.losses, c.labelled, c.frozen_right, c.adapted_right
-        header = _HEADER.pack(*numbers, self.answering == "frozen", len(self.batches) // _BATCH.size)
+        flags = (self.answering == "frozen") | (len(self.rows) - len(_NO_ROWS)) << _ARMS_SHIFT
+        header = _HEADER.pack(*numbers, flags, len(self.batches) // _BATCH.size)
         rows = np.ascontiguousarray(self.rows, "<i2").tobytes()
         return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), self.batches, rows))
 
@@ -140,17 +156,18 @@ class Record:
             ValueError: the bytes are no record.
         """
         try:
-            *numbers, frozen, length = _HEADER.unpack_from(data)
+            *numbers, flags, length = _HEADER.unpack_from(data)
             start = _HEADER.size + _ID_BYTES
             born = b"" if data[_HEADER.size : start] == bytes(_ID_BYTES) else data[_HEADER.size : start]
             end = start + length * _BATCH.size
             batches = data[start:end]
             if len(batches) != end - start:
                 raise ValueError(f"these bytes are no record: {length} batches are cut short")
-            rows = np.frombuffer(data[end:], "<i2").reshape(3, sum(size for _, size in _BATCH.iter_unpack(batches)))
+            shape = len(_NO_ROWS) + (flags >> _ARMS_SHIFT), sum(size for _, size in _BATCH.iter_unpack(batches))
+            rows = np.frombuffer(data[end:], "<i2").reshape(shape)
         except struct.error as error:
             raise ValueError(f"these bytes are no record: {error}") from error
-        return cls(batches, rows, Counts(*numbers), "frozen" if frozen else "adapted", born)
+        return cls(batches, rows, Counts(*numbers), "frozen" if flags & 1 else "adapted", born)
 
     def _surplus(self, coming: int) -> tuple[int, int]:
         """How many batches, and rows in them, have to go before so many rows come."""
@@ -160,6 +177,11 @@ class Record:
                 break
             batches, rows = batches + 1, rows + size
         return batches, rows
+
+
+def _with_arms(rows: NDArray[np.int16], height: int) -> NDArray[np.int16]:
+    """Rows [3 + A, N] with as many arms as this height has; those they lack predicted what the frozen model did."""
+    return np.concatenate((rows, np.broadcast_to(rows[:1], (height - len(rows), rows.shape[1]))))
 
 
 def _digest(request_id: str) -> bytes:

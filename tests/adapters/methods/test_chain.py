@@ -198,7 +198,11 @@ def test_schema_of_a_chain_holds_the_schemas_of_its_parts() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in sorted(ADAPTERS) if name not in {"none", "balanced", "consensus", "fed_ade", "t3a", *PRIORS}],
+    [
+        name
+        for name in sorted(ADAPTERS)
+        if name not in {"none", "balanced", "consensus", "fed_ade", "portfolio", "t3a", *PRIORS}
+    ],
 )
 def test_every_weight_adapter_without_a_prior_of_its_own_can_be_followed_by_a_prior_correction(
     model: FrozenModel, streams: Tensor, name: str

@@ -21,6 +21,10 @@ def rows_of(prediction, label, rows):
     return [LabelledRow(prediction.request_id, row, label) for row in rows]
 
 
+def rows_told(prediction, labels):
+    return [LabelledRow(prediction.request_id, row, int(label)) for row, label in enumerate(labels)]
+
+
 def taught(serial, adapter, batches, told, **options):
     """Probabilities of the last batch, in process, after `told` labels of CLASS between the others and it."""
     method, model = create(adapter, **options), serial.bundle.model
@@ -49,6 +53,70 @@ def test_a_label_is_learned_once_by_the_next_answer_of_any_replica(make_replica,
     expected = taught(serial, adapter, [one, two], 5, **WEIGHT)
     np.testing.assert_allclose(answer.probabilities, expected, atol=1e-5)
     assert not np.allclose(expected, serial.probabilities(adapter, [one, two])[1], atol=1e-2)
+
+
+PORTFOLIO = {
+    "adapter": "portfolio",
+    "guard": "adapt",
+    "adapter_options": {"arms": ["fedcal(estimator=em)", "bn_adapt+em"]},
+}
+BN_ADAPT = 2.0
+"""The arm of `bn_adapt+em`."""
+
+
+@pytest.mark.parametrize("inline_max", [1, 2**20], ids=["by journal", "whole"])
+def test_labels_choose_among_the_arms_of_a_client_whichever_replica_hears_them(
+    make_replica, serial, stream, inline_max
+):
+    settings = {**PORTFOLIO, "inline_max": inline_max}
+    first = make_replica(**settings)
+    second = make_replica(**settings, redis_url=first.service.settings.redis_url)
+    batches = stream(0, 3)
+    frozen, adapted = (serial.probabilities(name, batches) for name in ("none", "bn_adapt+em"))
+    with first.sdk() as here, second.sdk(max_retries=50) as there:
+        prediction = here.predict("cam", batches[0])
+        late = there.predict("cam", batches[1], probabilities=True)
+        np.testing.assert_allclose(late.probabilities, frozen[1], atol=1e-5)
+        rows = rows_told(prediction, adapted[0].argmax(-1))
+        for each in (here, there):
+            each.feedback("cam", rows, idempotency_key="k")
+        answer = there.predict("cam", batches[2], probabilities=True)
+        assert answer.signals["arm"] == BN_ADAPT
+        np.testing.assert_allclose(answer.probabilities, adapted[2], atol=1e-5)
+        exported = there.export_state("cam")
+        counts = State.from_bytes(exported).tensors["counts"]
+        assert counts.sum() == counts[[kind for kind in range(8) if kind & 0b100]].sum() > 0, "it has all of them right"
+        here.import_state("other", exported)
+        assert here.predict("other", batches[2]).signals["arm"] == BN_ADAPT
+
+
+def test_a_client_that_tells_nothing_follows_the_labels_of_the_others(make_replica, serial, stream):
+    first = make_replica(**PORTFOLIO, inline_max=1)
+    second = make_replica(**PORTFOLIO, inline_max=1, redis_url=first.service.settings.redis_url)
+    batches = stream(0, 2)
+    right = serial.probabilities("bn_adapt+em", batches)[0].argmax(-1)
+    with first.sdk() as here, second.sdk() as there:
+        prediction = here.predict("teller", batches[0])
+        here.feedback("teller", rows_told(prediction, right))
+        assert here.predict("silent", batches[1]).signals["arm"] == BN_ADAPT
+        second.run(second.service.arms.hear())
+        answer = there.predict("elsewhere", batches[1], probabilities=True, idempotency_key="k")
+        assert answer.signals["arm"] == BN_ADAPT
+        here.delete("teller")
+        first.run(first.service.arms.hear())
+        assert here.predict("later", batches[1]).signals["arm"] == 0, "what it told went with it"
+        again = there.predict("elsewhere", batches[1], probabilities=True, idempotency_key="k")
+        np.testing.assert_array_equal(again.probabilities, answer.probabilities)
+
+
+def test_labelled_images_choose_among_the_arms_too(make_replica, serial, stream, labelled):
+    replica = make_replica(**PORTFOLIO)
+    (warm,), (images, _) = stream(0, 1), labelled(0, 30)
+    labels = serial.probabilities("bn_adapt+em", [images])[0].argmax(-1)
+    with replica.sdk() as sdk:
+        assert sdk.predict("cam", warm).signals["arm"] == 0
+        replica.http.post("/clients/cam/feedback", **forms(images, labels)["raw"]).raise_for_status()
+        assert sdk.predict("cam", warm).signals["arm"] == BN_ADAPT
 
 
 def test_labels_teach_nothing_unless_the_operator_asks_for_it(make_replica, serial, stream):

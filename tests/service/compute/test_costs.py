@@ -68,11 +68,15 @@ def test_what_learning_costs_is_bounded_too(budget):
     assert detail.endswith("configure the client with less of examples")
 
 
-@pytest.mark.parametrize("name", ["memo", "memo+em", "atp+em"])
-def test_adapters_that_the_operator_does_not_offer_are_refused_in_chains_too(budget, name):
-    some = budget(allowed=("none", "atp", "fedcal"))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("memo", {}), ("memo+em", {}), ("atp+em", {}), ("portfolio", {}), ("portfolio", {"arms": ["atp", "memo"]})],
+)
+def test_adapters_that_the_operator_does_not_offer_are_refused_in_chains_and_portfolios_too(budget, name, options):
+    some = budget(allowed=("none", "atp", "fedcal", "portfolio"))
     some.require(canonical("atp+fedcal", {}))
-    code, detail = refused(some.require, canonical(name, {}))
+    some.require(canonical("portfolio", {"arms": ["atp", "fedcal"]}))
+    code, detail = refused(some.require, canonical(name, options))
     assert code == "adapter_not_allowed"
     assert "(ACCLIMATE_ADAPTERS)" in detail
 

@@ -72,6 +72,25 @@ def test_a_record_survives_its_bytes(batches, seed):
     assert record.rows.shape[1] <= max(ROWS, 300)
 
 
+def test_what_arms_predicted_is_there_when_the_label_comes():
+    record = record_of(("a", [0, 1], [0, 2]))
+    record = record.append("b", [3, 4], [3, 5], answering="frozen", by_arm=[[3, 6, 3], [5, 4, 7]])
+    record = record.append("c", [8], [8], answering="adapted")
+    assert record.rows.tolist() == [
+        [0, 1, 3, 4, 8],
+        [0, 2, 3, 5, 8],
+        [-1] * 5,
+        [0, 1, 3, 5, 8],
+        [0, 1, 6, 4, 8],
+        [0, 1, 3, 7, 8],
+    ], "where nothing is said of them they predicted what the frozen model did"
+    read = Record.from_bytes(record.to_bytes())
+    assert (read.answering, read.rows.tolist()) == ("adapted", record.rows.tolist())
+    told, _ = read.tell([Label("b", 1, 7), Label("a", 1, 2)])
+    assert told.told_since(read)[[0, 2, 3, 4, 5]].tolist() == [[1, 4], [2, 7], [1, 5], [1, 4], [1, 7]]
+    assert told.tell([Label("b", 1, 7)])[0].told_since(told).size == 0
+
+
 @pytest.mark.parametrize("cut", [0, 10, 50, -1])
 def test_bytes_that_are_no_record_are_refused(cut):
     data = record_of(("a", [0, 1, 2], [0, 2, 1])).to_bytes()

@@ -21,7 +21,7 @@ NONE = Counts()
 
 @pytest.fixture
 def make_pools(make_wire):
-    return lambda secret="": Pools(make_wire(), Limits(), MODEL, "default", secret)
+    return lambda secret="": Pools(Counts, make_wire(), Limits(), MODEL, "default", secret)
 
 
 @pytest.fixture
