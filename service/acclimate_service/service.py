@@ -124,12 +124,10 @@ class Service:
             self.challengers.see(seen, batch.images, given, current=reply.configuration)
         return reply
 
-    async def predict_frozen(
-        self, images: NDArray[Any], parameters: StepParameters, caller: Caller, name: str
-    ) -> Reply:
-        """Answer a batch for no client, as `Engine.predict_frozen` does; its images are counted under a name."""
-        seconds = self.pace.seconds(FROZEN, len(images))
-        with self.admission.rows.hold(name, len(images)), self.admission.backlog.hold(FLOW.get(), seconds):
+    async def predict_frozen(self, images: NDArray[Any], parameters: StepParameters, caller: Caller) -> Reply:
+        """Answer a batch for no client, as `Engine.predict_frozen` does; its images are counted as its caller's."""
+        flow, seconds = FLOW.get(), self.pace.seconds(FROZEN, len(images))
+        with self.admission.rows.hold(flow, len(images)), self.admission.backlog.hold(flow, seconds):
             return await self.engine.predict_frozen(images, parameters, caller)
 
     async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
@@ -156,7 +154,8 @@ class Service:
         session = self.sessions.peek(client)
         configuration = (session.config if session else None) or self.configurations.default
         seconds = self.pace.seconds(configuration, rows)
-        with self.admission.rows.hold(client.client, rows), self.admission.backlog.hold(FLOW.get(), seconds):
+        flow = FLOW.get()
+        with self.admission.rows.hold(flow, rows), self.admission.backlog.hold(flow, seconds):
             yield
 
     async def obstacle(self) -> str | None:
@@ -220,7 +219,8 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:  # closes what is opened, the last one first
         limits, metrics = _limits(settings), Metrics()
         asyncio.get_running_loop().set_default_executor(pool())
-        worker = Worker(settings.threads or min(torch.get_num_threads(), available_cores()))
+        threads = settings.threads or min(torch.get_num_threads(), available_cores())
+        worker = Worker(threads, overtaking=settings.device == "cpu")
         stack.callback(_close_worker, worker)
         low_priority = stack.enter_context(background())
         models = [await load_model(each, worker) for each in settings_by_model(settings)]

@@ -11,14 +11,17 @@ from acclimate_service.errors import Problem
 
 _FEW: Final = 8
 """Batches that any client may have under way while there is a place at all."""
+_TIMES: Final = 4
+"""How many times as much as it leaves free a caller may have, who may be a balancer or speak for many."""
 
 
 class DynamicThreshold:
     """Room for what is under way. A client takes no more of it than it leaves free, so that nobody takes it all.
 
     This is the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on Networking 6(2), 1998) with a factor
-    of 1: one flooding client gets half of the room, two get a third each, and some is always left for others. What
-    meets nothing else is always let in, however large.
+    of 1: one flooding client gets half of the room, two get a third each, and some is always left for others. Since a
+    caller may name any number of clients, all those of one together are held to the same with a factor of 4: they get
+    four fifths. What meets nothing else is always let in, however large.
 
     Args:
         room: how much there is.
@@ -26,6 +29,7 @@ class DynamicThreshold:
         few: how much any client may have under way while there is room at all.
 
     Attributes:
+        taken: how much is taken.
         most: the most that was taken at a time, until somebody lowers it.
     """
 
@@ -33,37 +37,39 @@ class DynamicThreshold:
         self._room = room
         self._of = of
         self._few = few
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[Flow] = Counter()  # by clients, and by their callers
+        self.taken = 0
         self.most = 0
 
-    @property
-    def taken(self) -> int:
-        """How much is taken."""
-        return self._taken.total()
-
     @contextmanager
-    def hold(self, client: str, amount: int = 1) -> Iterator[None]:
+    def hold(self, flow: Flow, amount: int = 1) -> Iterator[None]:
         """Take so much room for the block.
 
         Raises:
             Problem: `too_many_requests`.
         """
-        total, own = self._taken.total(), self._taken[client]
-        free = self._room - total
-        if total and amount > free:
-            detail = f"{total} {self._of} are waiting already, which leaves no room for {amount} more"
+        free = self._room - self.taken
+        if self.taken and amount > free:
+            detail = f"{self.taken} {self._of} are waiting already, which leaves no room for {amount} more"
             raise Problem("too_many_requests", f"{detail}; try again shortly")
-        if own and own + amount > max(self._few, free):
-            detail = f"{own} {self._of} of this client are waiting already, and room for {free} is kept for others"
-            raise Problem("too_many_requests", f"{detail}; try again shortly")
-        self._taken[client] += amount
-        self.most = max(self.most, total + amount)
+        caller = flow[:-1]
+        for who, path, times in (("client", flow, 1), ("caller", caller, _TIMES)):
+            own = self._taken[path]
+            if own and own + amount > times * max(self._few, free):
+                detail = f"{own} {self._of} of this {who} are waiting already, and room for {free} is kept for others"
+                raise Problem("too_many_requests", f"{detail}; try again shortly")
+        self.taken += amount
+        self.most = max(self.most, self.taken)
+        self._taken[flow] += amount
+        self._taken[caller] += amount
         try:
             yield
         finally:
-            self._taken[client] -= amount
-            if not self._taken[client]:
-                del self._taken[client]
+            self.taken -= amount
+            for path in (flow, caller):
+                self._taken[path] -= amount
+                if not self._taken[path]:
+                    del self._taken[path]
 
 
 class Backlog:

@@ -110,7 +110,9 @@ class AdapterMachine:
                 raise done
             return done
         shares = self.size(state) <= self._exact_above and self._steps.may_share(state.configuration)
-        return await self._worker.share(self._steps.take, job, batch.shape[0] if shares else None, start)
+        # by the estimate as it was at the start: those who wait were learned of at other times, and are compared
+        rows, seconds = batch.shape[0], self._budget.seconds(state.configuration, batch.shape[0])
+        return await self._worker.share(self._steps.take, job, rows if shares else None, start, seconds)
 
     async def _label(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         adapter = self._configurations.adapter(state.configuration)

@@ -1,4 +1,4 @@
-"""The one thread that runs torch, and the queue of those who wait for it."""
+"""The thread that runs torch, the queue of those who wait for it, and a second one by which short work overtakes."""
 
 import asyncio
 import math
@@ -25,6 +25,13 @@ THREAD: Final = "acclimate-torch"
 """How the name of the thread begins."""
 MOST_ROWS: Final = 128
 """Rows that are taken together: more gain little over two halves, and let whoever came in between wait too long."""
+SHORTER: Final = 4
+"""How many times as long as that of others somebody's work must be at least for theirs to overtake it."""
+PATIENCE_S: Final = 0.015
+"""Seconds that work goes on before any overtakes it."""
+KEPT_S: Final = 1.0
+"""Seconds for which the second thread lives on after its last work. While it is there, OpenMP's threads are more than
+the cores, and sleep where they would stay awake for their next work: that makes every step slower."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,9 +42,47 @@ class _Waiting:
     work: Any
     rows: int | None  # None: it shares with nobody
     flow: Flow
+    seconds: float  # that it is expected to take
     turn: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    lane: "_Lane | None" = None  # None: its turn has not come
     admitted: bool = False
     outcome: asyncio.Future[Any] = field(default_factory=asyncio.Future)  # an error is one like any other
+
+
+class _Lane:
+    """A thread, and what it is at.
+
+    Attributes:
+        group: whose turn it is.
+        undecided: of these, how many have yet to say whether their work is still wanted.
+        began: when what is at hand was begun; None while there is nothing.
+        ended: when something was done last.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.group: list[_Waiting] = []
+        self.undecided = 0
+        self.began: float | None = None
+        self.ended = 0.0
+        self.executor = ThreadPoolExecutor(1, THREAD)
+        self.executor.submit(take_threads, threads).result()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the work at hand was begun; 0 if there is none."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+    def may_be_overtaken(self, waiting: _Waiting) -> bool:
+        """Whether somebody's work at hand is so much longer than that of somebody who waits."""
+        longest = max([each.seconds for each in self.group], default=0.0)
+        return SHORTER * waiting.seconds <= longest and waiting.seconds < math.inf
+
+    def close(self, patience_s: float) -> bool:
+        """Finish the work at hand and stop the thread; False if that takes longer than this patience."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        for thread in self.executor._threads:
+            thread.join(None if patience_s == math.inf else patience_s)
+        return not any(thread.is_alive() for thread in self.executor._threads)
 
 
 class Worker:
@@ -45,23 +90,28 @@ class Worker:
 
     Work that can be done together is: all of it that has queued up while the thread was busy, up to `MOST_ROWS`. Nobody
     waits for company: a thread that has nothing to do begins with the first that comes.
+
+    Nobody waits for the end of others' much longer work, which cannot be interrupted: a second thread does theirs
+    beside, and the kernel divides the cores between the two. That thread is there only as long as it is wanted.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, overtaking: bool = True) -> None:
         """Start the thread; `threads` are those of one torch operation, by default as many as torch would take.
 
         The calling thread is held to one, as are those of `threads.pool`: OpenMP's threads wait for work without
         sleeping only while those of all callers fit on the cores, and a second caller with threads of its own makes
         every step a third slower.
+
+        Without `overtaking` everything is done in the one thread, as where a device takes one thing after the other
+        anyhow.
         """
-        threads = threads or torch.get_num_threads()
+        self._threads = threads or torch.get_num_threads()
         self._queue: list[_Waiting] = []
-        self._group: list[_Waiting] = []  # whose turn it is
+        self._lane = _Lane(self._threads)
+        self._beside: _Lane | None = None
+        self._overtaking = overtaking
+        self._timer: asyncio.TimerHandle | None = None  # until somebody may overtake, or the second thread is to end
         self._shares = Shares()
-        self._undecided = 0  # of these, who have yet to say whether their work is still wanted
-        self._began: float | None = None  # when what is at hand was begun
-        self._executor = ThreadPoolExecutor(1, THREAD)
-        self._executor.submit(take_threads, threads).result()
         take_threads(1)
 
     async def run(self, work: Callable[[], T], admit: Admit) -> T:
@@ -90,7 +140,9 @@ class Worker:
             raise
         return done[0]
 
-    async def share(self, together: Together[W, T], work: W, rows: int | None, admit: Admit) -> T:
+    async def share(
+        self, together: Together[W, T], work: W, rows: int | None, admit: Admit, seconds: float = math.inf
+    ) -> T:
         """Like `run`, for work that `together` may do along with that of others who wait, and name the same `together`.
 
         Whose `admit` raises is left out; the others go on without.
@@ -101,16 +153,18 @@ class Worker:
             rows: size of the work, of which at most `MOST_ROWS` come together; larger work comes alone, as does work
                 whose size is None.
             admit: as in `run`.
+            seconds: that the work is expected to take; by default it may take any time.
 
         Raises:
             Exception: whatever `admit` raises, or `together` gives for this work.
         """
-        waiting = _Waiting(together, work, rows, FLOW.get())
+        waiting = _Waiting(together, work, rows, FLOW.get(), seconds)
         self._queue.append(waiting)
-        if self._group:
+        if self._lane.group:
             self._shares.join(waiting.flow)
+            self._overtake()
         else:
-            self._begin()
+            self._begin(self._lane, self._next())
         try:
             await waiting.turn
             await admit()  # in the caller's own task, whose deadline may end it
@@ -125,49 +179,85 @@ class Worker:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the work at hand was begun; 0 if there is none."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
+        """Seconds since the work at hand was begun; 0 if there is none. What overtakes it does not count."""
+        return self._lane.busy_s
 
     def close(self, patience_s: float = math.inf) -> bool:
-        """Finish the work at hand and stop the thread; False if that takes longer than this patience."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for thread in self._executor._threads:
-            thread.join(None if patience_s == math.inf else patience_s)
-        return not any(thread.is_alive() for thread in self._executor._threads)
+        """Finish the work at hand and stop the threads; False if that takes longer than this patience, for each."""
+        ended = [lane.close(patience_s) for lane in (self._lane, self._beside) if lane is not None]
+        return all(ended)
 
-    def _begin(self) -> None:
+    def _begin(self, lane: _Lane, group: list[_Waiting]) -> None:
         """Let those whose turn it is next say whether their work is still wanted; the thread is free till then.
 
         Nothing here or below is a task of its own: each would take the event loop one more round before a caller who
         waits for nobody is served.
         """
-        self._group = self._next() if self._queue else []
-        self._undecided = len(self._group)
-        for waiting in self._group:
+        lane.group, lane.undecided = group, len(group)
+        for waiting in group:
+            waiting.lane = lane
             if not waiting.turn.done():  # else its caller is just going away
                 waiting.turn.set_result(None)
 
     def _decide(self, waiting: _Waiting, *, admitted: bool) -> None:
-        if waiting in self._queue:  # its turn has not come
+        lane = waiting.lane
+        if lane is None:  # its turn has not come
             self._queue.remove(waiting)
             return
         waiting.admitted = admitted
-        self._undecided -= 1
-        if self._undecided:
+        lane.undecided -= 1
+        if lane.undecided:
             return
-        group = [each for each in self._group if each.admitted]
-        if group:
-            self._do(group)
-        else:
-            self._begin()
+        lane.group = [each for each in lane.group if each.admitted]
+        if lane.group:
+            self._do(lane)
+        elif self._queue:
+            self._go_on(lane)
 
-    def _next(self) -> list[_Waiting]:
-        """Take whoever had least out of the queue, and who can be served along; equals in the order of arrival."""
+    def _go_on(self, lane: _Lane) -> None:
+        """Let the thread, which has nothing to do, begin with what is next of those who wait."""
+        if lane is self._lane:
+            self._begin(lane, self._next())
+        self._overtake()
+
+    def _overtake(self) -> None:
+        """Let work that waits overtake much longer work at hand, once that has gone on for a while."""
+        if not self._overtaking or self._timer is not None or (self._beside is not None and self._beside.group):
+            return
+        if not any(map(self._lane.may_be_overtaken, self._queue)):
+            return
+        wait_s = PATIENCE_S - self._lane.busy_s
+        if wait_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_again)
+            return
+        if self._beside is None:
+            self._beside = _Lane(self._threads)
+        self._begin(self._beside, self._next(self._lane.may_be_overtaken))
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._overtake()
+
+    def _retire(self, lane: _Lane, ended: float) -> None:
+        """End the second thread if it has had nothing to do since."""
+        if self._beside is lane and lane.ended == ended and not lane.group:
+            self._beside = None
+            lane.close(0.0)
+
+    def _next(self, wanted: Callable[[_Waiting], bool] | None = None) -> list[_Waiting]:
+        """Take whoever had least out of the queue, and who can be served along; equals in the order of arrival.
+
+        Args:
+            wanted: of whom; by default of all.
+        """
         if len(self._queue) > 1:
             self._queue.sort(key=lambda waiting: self._shares.rank(waiting.flow))
-        first = self._queue[0]
+        queue = self._queue if wanted is None else list(filter(wanted, self._queue))
+        if not queue:
+            return []
+        first = queue[0]
         group, rows = [first], first.rows or 0
-        for waiting in self._queue[1:]:
+        for waiting in queue[1:]:
             if first.rows is None or waiting.rows is None or waiting.together != first.together:
                 continue
             if rows + waiting.rows > MOST_ROWS:
@@ -178,23 +268,31 @@ class Worker:
         self._queue = [waiting for waiting in self._queue if waiting not in taken]
         return group
 
-    def _do(self, group: Sequence[_Waiting]) -> None:
+    def _do(self, lane: _Lane) -> None:
+        group = lane.group
         work = partial(_outcomes, group[0].together, [waiting.work for waiting in group])
-        loop, self._began = asyncio.get_running_loop(), time.monotonic()
+        loop, lane.began = asyncio.get_running_loop(), time.monotonic()
         try:
-            done = loop.run_in_executor(self._executor, work)
+            done = loop.run_in_executor(lane.executor, work)
         except RuntimeError as error:  # the thread was stopped
             done = loop.create_future()
             done.set_exception(error)
-        done.add_done_callback(partial(self._settle, group))
-
-    def _settle(self, group: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
+        done.add_done_callback(partial(self._settle, lane, group))
         if self._queue:
-            self._charge(group)
-        elif self._shares.had:
+            self._overtake()
+
+    def _settle(self, lane: _Lane, group: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
+        if self._queue:
+            self._charge(lane, group)
+        elif self._shares.had and self._is_last(lane):
             self._shares.forget()
-        self._began = None
-        self._begin()
+        lane.began = None
+        if lane is self._beside:
+            lane.ended = time.monotonic()
+            asyncio.get_running_loop().call_later(KEPT_S, self._retire, lane, lane.ended)
+        lane.group = []
+        if self._queue:
+            self._go_on(lane)
         try:
             outcomes = done.result()
         except BaseException as error:
@@ -203,9 +301,14 @@ class Worker:
             if not waiting.outcome.done():  # else nobody waits for it any more
                 waiting.outcome.set_result(outcome)
 
-    def _charge(self, group: Sequence[_Waiting]) -> None:
+    def _is_last(self, lane: _Lane) -> bool:
+        """Whether the other thread has nothing to do."""
+        other = self._beside if lane is self._lane else self._lane
+        return other is None or not other.group
+
+    def _charge(self, lane: _Lane, group: Sequence[_Waiting]) -> None:
         """Let the time that was taken count for those who shared it; by rows, of which who shares with nobody has 1."""
-        each = self.busy_s / sum([done.rows or 1 for done in group])
+        each = lane.busy_s / sum([done.rows or 1 for done in group])
         flows = {waiting.flow for waiting in self._queue}
         for done in group:
             self._shares.charge(done.flow, each * (done.rows or 1), flows)

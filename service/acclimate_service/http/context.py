@@ -132,14 +132,15 @@ class RequestContext:
         asked, longest = self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms
         self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
         self._caller = _caller(http.client.host if http.client else "")
-        self._payer = f"caller {self._caller}"  # no client can have this name
+        payer = f"caller {self._caller}"  # no client can have this name
         self._is_array = client_id is not None and media_type(self.content_type) in ARRAYS
         self._key: str | None = None
         self.request_id: str = http.state.request_id
         self._place, self._held, self._held_bytes = ExitStack(), ExitStack(), 0
         if client_id is not None:
             self.client = client_scope(client_id, self._service.settings.tenant)
-            self._payer = client_id
+            payer = client_id
+        self._flow = self._intake.model["name"], self._caller, payer
         if keyed and "idempotency-key" in self.headers:
             self._key = _sound_key(self.headers["idempotency-key"])
 
@@ -152,8 +153,8 @@ class RequestContext:
         """
         try:
             with self._held, self._place:
-                FLOW.set((self._intake.model["name"], self._caller, self._payer))
-                self._place.enter_context(self._service.admission.batches.hold(self._payer))
+                FLOW.set(self._flow)
+                self._place.enter_context(self._service.admission.batches.hold(self._flow))
                 yield
         finally:
             if self._intake.memory.most > _LARGE:
@@ -167,11 +168,12 @@ class RequestContext:
         """
         self.client = client_scope(client_id, self._service.settings.tenant)
         self._key = None if key is None else _sound_key(key)
-        held, self._held_bytes, self._payer = self._held_bytes, 0, client_id
+        held, self._held_bytes = self._held_bytes, 0
+        self._flow = self._intake.model["name"], self._caller, client_id
         self._place.close()
         self._held.close()
-        FLOW.set((self._intake.model["name"], self._caller, client_id))
-        self._place.enter_context(self._service.admission.batches.hold(client_id))
+        FLOW.set(self._flow)
+        self._place.enter_context(self._service.admission.batches.hold(self._flow))
         self.hold(held)
 
     def wait_at_most(self, seconds: float) -> None:
@@ -180,7 +182,7 @@ class RequestContext:
 
     def hold(self, nbytes: int) -> None:
         """Count so many bytes more; raises as `admitted`."""
-        self._held.enter_context(self._intake.memory.hold(self._payer, nbytes))
+        self._held.enter_context(self._intake.memory.hold(self._flow, nbytes))
         self._held_bytes += nbytes
 
     def hold_images(self, images: NDArray[Any]) -> None:
@@ -262,7 +264,7 @@ class RequestContext:
         if self._is_array:
             return await at_once(partial(complete, work), nbytes)
         loop = asyncio.get_running_loop()
-        with self._intake.decoding.hold(self._payer):
+        with self._intake.decoding.hold(self._flow):
             while not (done := await loop.run_in_executor(self._intake.threads, slice_of, work)):
                 if time.monotonic() >= self._deadline:
                     raise Problem("deadline_exceeded", "the deadline passed before the body was decoded")
@@ -295,9 +297,9 @@ class RequestContext:
             number=number,
         )
 
-    def caller(self) -> tuple[Caller, str]:
-        """Who waits for a request that is no client's, and the name under which what it takes is counted."""
-        return Caller(deadline=self._deadline, gone=self._has_gone), self._payer
+    def caller(self) -> Caller:
+        """Who waits for a request that is no client's."""
+        return Caller(deadline=self._deadline, gone=self._has_gone)
 
     def state_of(self, done: Reply) -> dict[str, Any]:
         """What a reply says of the client's state."""

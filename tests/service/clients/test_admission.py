@@ -8,13 +8,13 @@ from acclimate_service.clients.admission import Backlog, DynamicThreshold
 from acclimate_service.errors import Problem
 
 
-def take(admission, held, client, wanted=1000):
-    """Places that a client gets of so many that it wants."""
-    before = admission._taken[client]
+def take(admission, held, client, wanted=1000, caller=None):
+    """Places that a client gets of so many that it wants; by default its caller has no other client."""
+    before = admission.taken
     with suppress(Problem):
         for _ in range(wanted):
-            held.enter_context(admission.hold(client))
-    return admission._taken[client] - before
+            held.enter_context(admission.hold(("model", caller or client, client)))
+    return admission.taken - before
 
 
 @pytest.mark.parametrize("floods", [1, 2, 3, 7])
@@ -24,7 +24,7 @@ def test_floods_share_the_places_and_leave_some_to_others(floods):
         for _ in range(256):  # in turn
             for flood in range(floods):
                 take(admission, held, f"flood-{flood}", wanted=1)
-        shares = [admission._taken[f"flood-{flood}"] for flood in range(floods)]
+        shares = [admission._taken["model", f"flood-{flood}", f"flood-{flood}"] for flood in range(floods)]
         assert min(shares) >= 256 // (floods + 1) - 1
         assert take(admission, held, "light", wanted=4) == 4
 
@@ -35,14 +35,27 @@ def test_the_only_client_gets_half_of_many_places_and_all_of_a_few():
         assert take(DynamicThreshold(8, "batches", few=8), held, "cam") == 8
 
 
+@pytest.mark.parametrize(("room", "few"), [(256, 8), (8192, 0)])
+def test_a_caller_of_any_number_of_clients_leaves_room_for_others(room, few):
+    admission = DynamicThreshold(room, "batches", few=few)
+    with ExitStack() as held:
+        flooded = [take(admission, held, f"flood-{number}", wanted=1, caller="flood") for number in range(2 * room)]
+        assert 0.75 * room <= sum(flooded) <= 0.81 * room
+        assert take(admission, held, "light", wanted=room // 11) == room // 11
+        with pytest.raises(Problem, match="batches of this caller are waiting already, and room for"):
+            held.enter_context(admission.hold(("model", "flood", "one more")))
+
+
 def test_places_that_are_given_back_are_free_again_and_leave_nothing_behind():
     admission = DynamicThreshold(1, "batches", few=8)
     for client in ("a", "b", "a"):
-        with admission.hold(client), pytest.raises(Problem, match="1 batches are waiting already"), admission.hold("c"):
+        refused = pytest.raises(Problem, match="1 batches are waiting already")
+        with admission.hold(("m", "x", client)), refused, admission.hold(("m", "y", "c")):
             pass
-    with pytest.raises(ZeroDivisionError), admission.hold("a"):
+    with pytest.raises(ZeroDivisionError), admission.hold(("m", "x", "a")):
         raise ZeroDivisionError
     assert not admission._taken
+    assert admission.taken == 0
 
 
 def waits(backlog, held, flow, seconds):

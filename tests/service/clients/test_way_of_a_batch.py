@@ -48,7 +48,7 @@ def test_a_warm_batch_is_answered_in_few_calls_of_few_files(make_replica, stream
     time.sleep(0.2)  # what follows the reply in the background
     calls, counted = Calls(), []
     worker = replica.service.worker
-    worker._executor.submit(sys.setprofile, calls.note).result()
+    worker._lane.executor.submit(sys.setprofile, calls.note).result()
     replica.run(watch(calls.note))
     try:
         for version, images in enumerate(batches[5:], start=6):
@@ -59,7 +59,7 @@ def test_a_warm_batch_is_answered_in_few_calls_of_few_files(make_replica, stream
             counted.append(calls.functions)
     finally:
         replica.run(watch(None))
-        worker._executor.submit(sys.setprofile, None).result()
+        worker._lane.executor.submit(sys.setprofile, None).result()
     functions = min(counted, key=Counter.total)  # what is old may be refreshed meanwhile
     files = {file for file, _ in functions}
     said = "\n".join(f"{number:3} {file} {name}" for (file, name), number in sorted(functions.items()))

@@ -234,7 +234,7 @@ def test_a_state_that_nobody_reads_counts_until_it_is_given_up(make_replica, mon
 
     async def hang(self, scope, receive, send):
         with self._held:
-            sent.append(sum(intake.memory._taken.values()))
+            sent.append(intake.memory.taken)
             await gate.wait()
 
     monkeypatch.setattr(context._HeldReply, "__call__", hang)
@@ -247,10 +247,10 @@ def test_a_state_that_nobody_reads_counts_until_it_is_given_up(make_replica, mon
     caller.close()
     replica.loop.call_soon_threadsafe(gate.set)
     for _ in range(100):
-        if not intake.memory._taken:
+        if not intake.memory.taken:
             break
         time.sleep(0.02)
-    assert not intake.memory._taken
+    assert not intake.memory.taken
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ async def _infer(served: _Served, context: RequestContext) -> Response:
     probabilities, logits = "probabilities" in asked.outputs, "logits" in asked.outputs
     if client is None:
         done = await service.predict_frozen(
-            images, StepParameters(probabilities=probabilities, logits=logits), *context.caller()
+            images, StepParameters(probabilities=probabilities, logits=logits), context.caller()
         )
     else:
         what = kind_of(images.shape, images.dtype) + f" v2 {probabilities} {logits}".encode()
