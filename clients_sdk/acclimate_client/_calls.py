@@ -86,6 +86,7 @@ class Settings:
         max_retries: Attempts after the first one.
         headers: Sent with every request, e.g. credentials.
         model: Name of the model whose clients are meant, where the service has several; None for the default one.
+        api_key: Key of the tenant whose clients are meant; None where the service asks for none.
 
     Raises:
         ValueError: One of them is outside its range.
@@ -96,6 +97,7 @@ class Settings:
     max_retries: int
     headers: Mapping[str, str] | None
     model: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _checks.check_url(self.base_url)
@@ -104,6 +106,8 @@ class Settings:
             raise ValueError(f"max_retries is {self.max_retries}; accepted are 0 and more")
         if self.model is not None:
             _checks.model_path(self.model)
+        if self.api_key is not None:
+            _checks.check_api_key(self.api_key)
 
     def of_model(self, call: Call[T]) -> Call[T]:
         """Returns the call for a client of the model that is meant."""
@@ -121,7 +125,8 @@ class Settings:
 
     def all_headers(self) -> dict[str, str]:
         """Returns the headers of every request; the caller's win over our User-Agent."""
-        return {"User-Agent": f"acclimate-client/{__version__}", **(self.headers or {})}
+        key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        return {"User-Agent": f"acclimate-client/{__version__}", **key, **(self.headers or {})}
 
 
 def predict(

@@ -16,6 +16,7 @@ Labels: TypeAlias = Iterable[Class]
 CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 IDEMPOTENCY_KEY = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")  # spaces at the ends do not survive in a header
+API_KEY = re.compile(r"[!-~]+")
 LONGEST_DEADLINE = 600.0  # seconds the server lets a request ask for
 LAST_BATCH_NUMBER = 2**53 - 1  # the largest that every JSON reader and Lua keep exact
 MOST_ROWS = 10_000  # labelled rows the server takes at once
@@ -35,6 +36,12 @@ def check_url(base_url: str) -> None:
         raise ValueError(f"base_url is {base_url!r}: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError(f"base_url is {base_url!r}; accepted is e.g. 'http://127.0.0.1:8000'")
+
+
+def check_api_key(api_key: str) -> None:
+    """Raises ValueError unless `api_key` can be sent in a header; it is not repeated, as errors are logged."""
+    if not API_KEY.fullmatch(api_key):
+        raise ValueError("api_key holds something else than printable ASCII characters, or nothing")
 
 
 def client_path(client_id: str) -> str:

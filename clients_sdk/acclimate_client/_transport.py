@@ -103,10 +103,11 @@ class Transport:
         max_retries: int = 4,
         headers: Mapping[str, str] | None = None,
         model: str | None = None,
+        api_key: str | None = None,
         _sleep: Callable[[float], None] = time.sleep,
         _random: Callable[[], float] = random.random,
     ) -> None:
-        self._settings = Settings(base_url, timeout, max_retries, headers, model)
+        self._settings = Settings(base_url, timeout, max_retries, headers, model, api_key)
         self._http = httpx.Client(
             base_url=base_url, timeout=timeout, headers=self._settings.all_headers(), verify=certificates()
         )
@@ -153,10 +154,11 @@ class AsyncTransport:
         max_retries: int = 4,
         headers: Mapping[str, str] | None = None,
         model: str | None = None,
+        api_key: str | None = None,
         _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         _random: Callable[[], float] = random.random,
     ) -> None:
-        self._settings = Settings(base_url, timeout, max_retries, headers, model)
+        self._settings = Settings(base_url, timeout, max_retries, headers, model, api_key)
         self._http = httpx.AsyncClient(
             base_url=base_url, timeout=timeout, headers=self._settings.all_headers(), verify=certificates()
         )

@@ -34,8 +34,9 @@ class Client(Transport):
         timeout: Seconds that one attempt may wait to connect, and for each piece of the reply.
         max_retries: Attempts after the first one. Waits grow from 0.25 s to 8 s, with full jitter; Retry-After is
             honoured up to 60 s, above that the error is raised at once.
-        headers: Sent with every request, e.g. credentials.
+        headers: Sent with every request, e.g. for a proxy.
         model: Name of the model whose clients are meant, where the service has several; None for the default one.
+        api_key: Key of the tenant whose clients are meant; None where the service asks for none.
 
     Raises:
         ValueError: An argument is outside its range.

@@ -93,6 +93,14 @@ class UnsupportedError(ProblemError):
     """`unsupported` (400): the service does not speak this extension of the inference protocol."""
 
 
+class UnauthorizedError(ProblemError):
+    """`unauthorized` (401): the service asks for a key, and got none that is valid now."""
+
+
+class ScopeMissingError(ProblemError):
+    """`scope_missing` (403): the key is not good for this call."""
+
+
 class OriginNotAllowedError(ProblemError):
     """`origin_not_allowed` (403): a web page of another origin may not use the service."""
 

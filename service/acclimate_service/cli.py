@@ -57,11 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     one_round.set_defaults(run=by_name(_COMMANDS, "run_round", "[serve]"))
     advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
     advice.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
+    advice.add_argument("--key-file", type=Path, metavar="FILE", help="that holds an API key with scope admin")
     advice.set_defaults(run=by_name(_COMMANDS, "run_advice", "[serve]"))
     guard = commands.add_parser("guard", help="what labels made of the answers")
     guard_commands = guard.add_subparsers(dest="guard_command", required=True)
     reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
     reset.set_defaults(run=by_name(_COMMANDS, "run_reset", "[serve]"))
+    _add_keys(commands)
     store = Path(os.environ.get("ACCLIMATE_MODEL_STORE") or DEFAULT_STORE)
     of_models = models.add_parser(commands, store)
     learning.add_import_atp(of_models, store)
@@ -77,6 +79,16 @@ def _add_remove(subparsers: "Subparsers", store: Path) -> None:
     remove.add_argument("--store", type=Path, default=store, help="model store (default: %(default)s)")
     remove.add_argument("--force", action="store_true", help="even if clients live on it")
     remove.set_defaults(run=by_name("acclimate_service.removal", "run_remove", "[serve]"))
+
+
+def _add_keys(commands: "Subparsers") -> None:
+    keys = commands.add_parser("keys", help="API keys of tenants").add_subparsers(dest="keys_command", required=True)
+    create = keys.add_parser("create", help="make a key, print it once, and its line for the file of the keys")
+    create.add_argument("--tenant", required=True, help="whose clients the key is for")
+    create.add_argument(
+        "--scope", required=True, metavar="SCOPE,...", help="predict, read, write, admin: what it is good for"
+    )
+    create.set_defaults(run=by_name("acclimate_service.keys", "run_create"))
 
 
 if __name__ == "__main__":

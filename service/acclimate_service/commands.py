@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from pathlib import Path
 from typing import Final
 
 from acclimate_adapters import AcclimateError
@@ -42,8 +43,15 @@ def run_reset(_: argparse.Namespace) -> int:
 
 def run_advice(options: argparse.Namespace) -> int:
     """Print what the labels speak for."""
-    print(advise(fetch_evidence(options.url)))
+    print(advise(fetch_evidence(options.url, _key(options.key_file))))
     return 0
+
+
+def _key(file: Path | None) -> str:
+    try:
+        return file.read_text().strip() if file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdviceError(f"the file of the key cannot be read: {error}") from error
 
 
 async def _round(settings: Settings) -> Round:

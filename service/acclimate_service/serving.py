@@ -16,6 +16,7 @@ from acclimate_service.compute.adapters import summary
 from acclimate_service.compute.process import keep_freed_memory
 from acclimate_service.compute.worker import THREAD
 from acclimate_service.http.app import create_app
+from acclimate_service.http.middleware import is_loopback
 from acclimate_service.http.protocol import Http1
 from acclimate_service.http.server import DrainingServer
 from acclimate_service.service import Service, open_service
@@ -75,6 +76,7 @@ async def _serve(settings: Settings, extend: Extend) -> None:
     opening, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert opening is not None
     loop.add_signal_handler(signal.SIGTERM, opening.cancel)
+    _require_keys(settings)
     with _bind(settings.host, settings.port) as listener:
         async with open_service(settings) as service:
             app = create_app(service)
@@ -98,6 +100,18 @@ async def _serve(settings: Settings, extend: Extend) -> None:
             if not settings.secret:
                 print(_NO_SECRET, flush=True)
             await server.serve(sockets=[listener])
+
+
+def _require_keys(settings: Settings) -> None:
+    """Refuse to let in whoever reaches the machine; raises SettingsError."""
+    if settings.keys_file and settings.allow_anonymous:
+        raise SettingsError("ACCLIMATE_ALLOW_ANONYMOUS: with ACCLIMATE_KEYS_FILE nobody is let in without a key")
+    if not (settings.keys_file or settings.allow_anonymous or is_loopback(settings.host)):
+        raise SettingsError(
+            f"ACCLIMATE_HOST: at {settings.host} anybody who reaches this machine could read and change every client; "
+            "make keys with `acclimate keys create` and name their file in ACCLIMATE_KEYS_FILE, or set "
+            "ACCLIMATE_ALLOW_ANONYMOUS=true if nobody reaches it who should not"
+        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

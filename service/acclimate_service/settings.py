@@ -96,6 +96,13 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
+    keys_file: Path | None = None
+    """File of the API keys, one a line, made by `acclimate keys create`; it is read again when it changes. Without one,
+    anybody who reaches the service may do everything."""
+
+    allow_anonymous: bool = False
+    """Listen on other addresses than loopback ones without a `keys_file`: nobody reaches them who should not."""
+
     max_body_bytes: int = Field(32 * 2**20, ge=1)
     """Largest request body."""
 

@@ -24,7 +24,7 @@ def validate(program):
     return lambda path: subprocess.run([*command, path], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml", "compose.cluster.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml", "compose.cluster.yaml", "compose.keys.yaml"])
 def test_the_file_obeys_the_compose_specification(validate, name):
     verdict = validate(DEPLOY / name)
     assert verdict.returncode == 0, verdict.stdout
@@ -60,6 +60,21 @@ def test_every_service_waits_until_those_it_needs_are_healthy(services):
 def test_every_variable_of_a_replica_is_a_setting(services):
     names = {name.removeprefix("ACCLIMATE_").lower() for name in services["acclimate-1"]["environment"]}
     assert names <= Settings.model_fields.keys()
+
+
+def test_nobody_from_elsewhere_is_let_in_without_a_key(services):
+    assert services["acclimate-1"]["environment"]["ACCLIMATE_ALLOW_ANONYMOUS"] == "true"
+    published = {name: one["ports"] for name, one in services.items() if "ports" in one}
+    assert published == {"nginx": ["127.0.0.1:8080:8080"]}
+
+
+def test_with_keys_every_replica_reads_those_of_a_folder_that_can_change():
+    keyed = yaml.safe_load((DEPLOY / "compose.keys.yaml").read_text())["services"]
+    assert keyed.keys() == {"acclimate-1", "acclimate-2"}
+    for one in keyed.values():
+        settings = {name.removeprefix("ACCLIMATE_").lower(): value for name, value in one["environment"].items()}
+        assert not Settings(**settings).allow_anonymous
+        assert one["volumes"] == [f"./keys:{Path(settings['keys_file']).parent}:ro"]
 
 
 def test_a_replica_may_drain_finish_its_batches_and_write_its_snapshots_before_it_is_killed(services):

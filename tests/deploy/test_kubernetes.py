@@ -131,6 +131,17 @@ def test_a_replica_does_not_start_without_the_redis_and_the_secret_it_shares_wit
     assert not any(one.get("optional") for one in references)
 
 
+def test_every_replica_has_the_keys_of_a_secret_and_follows_it(workloads, settings):
+    pod = workloads["acclimate"]["spec"]["template"]["spec"]
+    (volume,) = (one for one in pod["volumes"] if "secret" in one)
+    assert volume["secret"]["secretName"] == "acclimate-keys"
+    assert "optional" not in volume["secret"]
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]  # who may read it
+    (mount,) = (one for one in container(workloads["acclimate"])["volumeMounts"] if one["name"] == volume["name"])
+    assert (mount["mountPath"], mount.get("subPath")) == (str(settings.keys_file.parent), None)
+    assert not settings.allow_anonymous
+
+
 def test_kubernetes_adds_no_variables_of_services_which_would_be_taken_for_settings(workloads):
     assert all(one["spec"]["template"]["spec"]["enableServiceLinks"] is False for one in workloads.values())
 

@@ -254,6 +254,19 @@ def run_service(integration: None) -> Callable[..., AbstractContextManager[Repli
     return lambda **settings: running(Settings(**{**defaults, **settings}))
 
 
+@pytest.fixture(scope="session")
+def wait_until() -> Callable[[Callable[[], Any]], None]:
+    """Wait until a condition holds."""
+
+    def wait(condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, "not within 60 s"
+            time.sleep(0.01)
+
+    return wait
+
+
 @pytest.fixture
 def gate() -> Gate:
     """Shut: the next step of `gated` waits."""

@@ -22,6 +22,7 @@ COMMANDS = [
     "round",
     "advise",
     "guard reset",
+    "keys create",
     "models list",
     "models create",
     "models measure",

@@ -39,7 +39,8 @@ def fails(monkeypatch, capsys, tmp_path, request):
         ("ACCLIMATE_ALLOWED_IMPORTS", '["a:b", 5]', "valid string"),
         ("ACCLIMATE_PORT", "http", "valid integer"),
         ("ACCLIMATE_PORT", "65536", "less than or equal to 65535"),
-        ("ACCLIMATE_HOST", "192.0.2.1", "cannot listen at 192.0.2.1"),
+        ("ACCLIMATE_HOST", "192.0.2.1", "make keys with `acclimate keys create`"),
+        ("ACCLIMATE_KEYS_FILE", "/nowhere", "/nowhere cannot be read: No such file or directory"),
         ("ACCLIMATE_MODEL_STORE", "/nowhere", "there is no model store at /nowhere"),
         ("ACCLIMATE_MODEL", "nope", "there is no nope"),
         ("ACCLIMATE_MODEL", "../etc", "names no bundle"),
@@ -62,6 +63,11 @@ def test_a_wrong_setting_is_one_clear_line(fails, name, value, says):
     said = fails(name, value)
     assert says in said
     assert name in said or name in ("ACCLIMATE_MODEL_STORE", "ACCLIMATE_MODEL", "ACCLIMATE_DATA_DIR") or "Redis" in said
+
+
+def test_an_address_of_another_machine_is_one_clear_line(fails, monkeypatch):
+    monkeypatch.setenv("ACCLIMATE_ALLOW_ANONYMOUS", "true")
+    assert "cannot listen at 192.0.2.1" in fails("ACCLIMATE_HOST", "192.0.2.1")
 
 
 def test_a_taken_port_is_one_clear_line(fails):

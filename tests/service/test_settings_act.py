@@ -93,6 +93,9 @@ ELSEWHERE = {
     "device_cache_bytes": "service/compute/test_device_cache.py::"
     "test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not",
     "host": "service/test_settings.py::test_a_wrong_setting_is_one_clear_line",
+    "keys_file": "service/http/test_access.py::test_keys_are_changed_without_a_restart",
+    "allow_anonymous": "service/http/test_access.py::"
+    "test_nobody_is_let_in_from_outside_without_keys_unless_the_operator_says_so",
     "models": "service/test_several_models.py::test_models_are_listed_the_default_one_first",
     "port": "e2e/test_process.py::test_sigint_ends_the_service_although_connections_are_open",
     "max_queue_ms": "e2e/test_overload.py::test_at_four_times_capacity_accepted_batches_wait_about_the_bound",

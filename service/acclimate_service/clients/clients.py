@@ -272,7 +272,7 @@ def adaptation(paused: bool) -> str:
 
 
 def _no_client(client: ClientScope) -> ClientUnknown:
-    return ClientUnknown(f"there is no client {client.client!r}; it begins with its first batch")
+    return ClientUnknown(f"there is no client {client.name!r}; it begins with its first batch")
 
 
 def _describe(stored: Description, in_memory: bool) -> Mapping[str, Any]:

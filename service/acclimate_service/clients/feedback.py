@@ -63,7 +63,7 @@ class Feedback:
             await turn.request.admit()
             known = await turn.session.known(turn.request)
             if known is None:
-                raise ClientUnknown(f"there is no client {request.client.client!r}, so it has no rows to label")
+                raise ClientUnknown(f"there is no client {request.client.name!r}, so it has no rows to label")
             if isinstance(known, Head) and not names_rows(labels):
                 self._budget.require(known.config, labels.shape[0])
                 self._budget.require_lesson(known.config, labels.shape[0])

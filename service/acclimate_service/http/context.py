@@ -131,15 +131,16 @@ class RequestContext:
         self._began = time.monotonic()
         asked, longest = self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms
         self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
-        self._caller = _caller(http.client.host if http.client else "")
+        self._tenant: str = http.state.caller.tenant
+        self._caller = self._tenant or _caller(http.client.host if http.client else "")
         payer = f"caller {self._caller}"  # no client can have this name
         self._is_array = client_id is not None and media_type(self.content_type) in ARRAYS
         self._key: str | None = None
         self.request_id: str = http.state.request_id
         self._place, self._held, self._held_bytes = ExitStack(), ExitStack(), 0
         if client_id is not None:
-            self.client = client_scope(client_id, self._service.settings.tenant)
-            payer = client_id
+            self.client = client_scope(client_id, self._tenant, self._service.settings.tenant)
+            payer = self.client.client
         self._flow = self._intake.model["name"], self._caller, payer
         if keyed and "idempotency-key" in self.headers:
             self._key = _sound_key(self.headers["idempotency-key"])
@@ -166,10 +167,10 @@ class RequestContext:
         Raises:
             Problem: the id or the key is refused; `too_many_requests`.
         """
-        self.client = client_scope(client_id, self._service.settings.tenant)
+        self.client = client_scope(client_id, self._tenant, self._service.settings.tenant)
         self._key = None if key is None else _sound_key(key)
         held, self._held_bytes = self._held_bytes, 0
-        self._flow = self._intake.model["name"], self._caller, client_id
+        self._flow = self._intake.model["name"], self._caller, self.client.client
         self._place.close()
         self._held.close()
         FLOW.set(self._flow)
@@ -316,7 +317,7 @@ class RequestContext:
 
     def reply(self, done: Reply) -> Response:
         """The reply to a request that changed the client, or might have."""
-        head: dict[str, Any] = {"client_id": self.client.client, "model": self._intake.model}
+        head: dict[str, Any] = {"client_id": self.client.name, "model": self._intake.model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id
             head["request_id"] = self.request_id
         tail: dict[str, Any] = {"state": self.state_of(done)}
@@ -386,14 +387,20 @@ def kind_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def client_scope(text: str, tenant: str) -> ClientScope:
-    """The client of a tenant by its id, if that is valid; no other may reach a Redis key.
+def client_scope(client_id: str, owner: str, tenant: str) -> ClientScope:
+    """The client of an owner by its id, if that is valid; no other may reach a Redis key.
+
+    This is the one place where ids of callers become ids of clients. `/` is in no id and in no owner's name, so neither
+    another owner's clients nor those of nobody can be named.
 
     Raises:
         Problem: `invalid_client_id`.
     """
     try:
-        return ClientScope(text, tenant)
+        plain = ClientScope(client_id, tenant)
+        if plain.owner:
+            raise ValueError(f"client id is {client_id[:40]!r}; an id holds no '/'")
+        return ClientScope(f"{owner}/{client_id}", tenant) if owner else plain
     except ValueError as error:
         raise Problem("invalid_client_id", str(error)) from error
 

@@ -15,8 +15,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
+from acclimate_service.keys import STRANGER, Caller
 from acclimate_service.metrics import Metrics
 
+_SAFE: Final = (
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+"""Headers of every reply: it is nobody's page, and nobody keeps it or takes it for something else."""
+_NO_PAGE: Final = (*_SAFE, (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"))
+"""Those of all replies but the one page that there is."""
 _SOUND_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -33,9 +43,11 @@ class RequestMiddleware:
     HEAD is answered as GET is; the server leaves out the body.
     """
 
-    def __init__(self, app: ASGIApp, replica: Replica) -> None:
+    def __init__(self, app: ASGIApp, replica: Replica, caller: Caller = STRANGER) -> None:
+        """Answer requests for a replica, as those of this caller until it is known who calls."""
         self._app = app
         self._replica = replica
+        self._caller = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -45,17 +57,18 @@ class RequestMiddleware:
         caller = Headers(scope=scope).get("x-request-id")  # for logs: many requests may have the same
         if caller is not None and not _SOUND_ID.fullmatch(caller):
             caller = None
-        scope.setdefault("state", {}).update(request_id=identity, caller_request_id=caller)
+        scope.setdefault("state", {}).update(request_id=identity, caller_request_id=caller, caller=self._caller)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         status: int | None = None
+        safe = _SAFE if scope["path"] == "/docs" else _NO_PAGE
         began = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": list(message.get("headers", ()))}  # a reply may be sent many times
+                message = {**message, "headers": [*message.get("headers", ()), *safe]}  # a reply may be sent many times
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = identity
                 if caller is not None:
@@ -136,7 +149,7 @@ def _answers(hosts: tuple[str, ...], host: str) -> bool:
     """Whether a Host header names one of these hosts."""
     name = _name(host)
     if not hosts:
-        return _is_loopback(name)
+        return is_loopback(name)
     return any(each in ("*", name) or (each.startswith("*.") and name.endswith(each[1:])) for each in hosts)
 
 
@@ -148,7 +161,8 @@ def _name(host: str) -> str:
         return ""
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Whether only the machine itself can be meant by a name or address."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -159,4 +173,4 @@ def _is_loopback(name: str) -> bool:
 
 def hosts_of(names: Sequence[str], address: str) -> Sequence[str]:
     """Which hosts are answered, given the setting and the address that the service listens on."""
-    return names or (() if _is_loopback(address) else ("*",))
+    return names or (() if is_loopback(address) else ("*",))

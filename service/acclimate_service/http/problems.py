@@ -45,6 +45,8 @@ STATUS: dict[str, int] = {
     "malformed_body": 400,
     "malformed_request": 400,
     "unsupported": 400,
+    "unauthorized": 401,
+    "scope_missing": 403,
     "origin_not_allowed": 403,
     "import_off": 403,
     "adapter_not_allowed": 403,

@@ -304,7 +304,7 @@ class Session(Generic[S]):
             case Repeat():
                 return stored(outcome)
             case Absent(committed=effect):
-                detail = f"there is no client {context.client.client!r}; it begins with its first batch"
+                detail = f"there is no client {context.client.name!r}; it begins with its first batch"
                 raise ClientUnknown(detail, effect)
             case Conflict(committed=effect):
                 raise Contended("the client's batches kept coming between; reset again", effect)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import orjson
 
@@ -14,15 +14,15 @@ class AdviceError(Exception):
     """There is no service that could tell."""
 
 
-def fetch_evidence(url: str) -> Mapping[str, Any]:
-    """What GET /models/{model}/adapters of a running service says of its model.
+def fetch_evidence(url: str, key: str = "") -> Mapping[str, Any]:
+    """What GET /models/{model}/adapters of a running service says of its model; with a key, if it asks for one.
 
     Raises:
         AdviceError: it does not answer, or its guard is off.
     """
     try:
-        (model, *_) = _get(f"{url.rstrip('/')}/models")["models"]
-        return _get(f"{url.rstrip('/')}/models/{model['name']}/adapters")
+        (model, *_) = _get(f"{url.rstrip('/')}/models", key)["models"]
+        return _get(f"{url.rstrip('/')}/models/{model['name']}/adapters", key)
     except HTTPError as error:
         detail = orjson.loads(error.read()).get("detail", error.reason)
         raise AdviceError(f"{url} answers {error.code}: {detail}") from error
@@ -30,8 +30,9 @@ def fetch_evidence(url: str) -> Mapping[str, Any]:
         raise AdviceError(f"no service answers at {url}: {error}; give its address with --url") from error
 
 
-def _get(url: str) -> Mapping[str, Any]:
-    with urlopen(url, timeout=_TIMEOUT_S) as reply:
+def _get(url: str, key: str) -> Mapping[str, Any]:
+    request = Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urlopen(request, timeout=_TIMEOUT_S) as reply:
         document: Mapping[str, Any] = orjson.loads(reply.read())
     return document
 

@@ -3,22 +3,24 @@
 from fastapi import APIRouter
 
 from acclimate_service.http import problems
+from acclimate_service.http.access import DecidedRoute
 from acclimate_service.http.context import Intake
 from acclimate_service.http.routes import about, clients, feedback, inference, predict
 
 __all__ = ["make_router"]
 
 
-def make_router(intake: Intake) -> APIRouter:
+def make_router(intake: Intake, kind: type[DecidedRoute]) -> APIRouter:
     """All routes of the service: those of clients for each model by its name, and for the default one without it."""
-    router, service = APIRouter(responses=problems.RESPONSES), intake.service
+    router, service = APIRouter(responses=problems.RESPONSES, route_class=kind), intake.service
     others = [Intake(each, intake) for each in service.others.values()]
     for noun in (predict, clients, feedback):
         noun.add_routes(router, intake)
     for general in (about, inference):
         general.add_routes(router, [intake, *others])
     for each in (intake, *others):
-        of_model = APIRouter(prefix=f"/models/{each.model['name']}", responses=problems.RESPONSES)
+        prefix = f"/models/{each.model['name']}"
+        of_model = APIRouter(prefix=prefix, responses=problems.RESPONSES, route_class=kind)
         for noun in (predict, clients, feedback):
             noun.add_routes(of_model, each)
         of_model.add_api_route("/adapters", feedback.evidence_of(each), methods=["GET"])

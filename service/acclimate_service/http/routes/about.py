@@ -1,10 +1,10 @@
 """What the service says of itself: its models, its adapters, whether it answers, and its metrics."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from acclimate_adapters import ADAPTERS
@@ -12,6 +12,9 @@ from acclimate_service.compute.adapters import AvailableAdapter, available_adapt
 from acclimate_service.http.context import Intake, json
 from acclimate_service.metrics import Metrics
 from acclimate_service.service import Service
+
+_OF_ALL = "states_of_other_models"
+"""What is said of the clients of all tenants together, and to no tenant."""
 
 
 def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
@@ -24,15 +27,17 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     intake = intakes[0]
     service = intake.service
     offered = available_adapters(service.bundle.model, service.settings.adapters, service.configurations.settings)
-    model_list = json({"models": [_describe_model(each.service, default=each is intake) for each in intakes]})
+    described = [_describe_model(each.service, default=each is intake) for each in intakes]
+    model_list = json({"models": described})
+    of_tenants = json({"models": [{k: v for k, v in each.items() if k != _OF_ALL} for each in described]})
     default = service.configurations.describe(service.configurations.default)
     adapter_list = json(
         {"model": intake.model, "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
     )
 
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         """The models served, the default one first, their inputs and classes, and the adapters they can serve."""
-        return model_list
+        return model_list if "admin" in request.state.caller.rights else of_tenants
 
     async def adapters() -> Response:
         """Every adapter: what it does, its hyper-parameters, and whether the model has everything for it."""
@@ -63,7 +68,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
         service.measure()
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    routes = {
+    routes: dict[str, Callable[..., Any]] = {
         "/models": models,
         "/adapters": adapters,
         "/v2/health/live": live,
@@ -100,7 +105,7 @@ def _describe_model(service: Service, *, default: bool) -> dict[str, Any]:
         "adapters": {offer.name: _availability(offer) for offer in offered if offer.name in ADAPTERS},
         "default_adapter": {"name": earned.adapter, "because": earned.because, "reason": earned.reason},
         "default": default,
-        "states_of_other_models": {"clients": dict(service.elsewhere), "complete": service.counted},
+        _OF_ALL: {"clients": dict(service.elsewhere), "complete": service.counted},
     }
 
 

@@ -59,9 +59,9 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of a client."""
     service = intake.service
 
-    async def describe(client_id: str) -> Response:
+    async def describe(request: Request, client_id: str) -> Response:
         """Adapter of a client, and version, size and place of its state."""
-        client = client_scope(client_id, service.settings.tenant)
+        client = client_scope(client_id, request.state.caller.tenant, service.settings.tenant)
         described = await service.clients.describe(client)
         state = {**described.state, "durability": service.probe.facts.durability}
         guard = await service.feedback.of_client(client, described.configuration)

@@ -1,6 +1,7 @@
 """Names of keys and makers of ids.
 
-Every key of a client starts with `acc:{<tenant>/<client>}:`; the braces are the hash tag that keeps it on one node.
+Every key of a client starts with `acc:{<tenant>/<client>}:`; the braces are the hash tag that keeps it on one node. The
+tenant is the deployment's; a client that belongs to somebody is `<owner>/<name>` in it, which no plain id can be.
 """
 
 import hashlib
@@ -61,6 +62,10 @@ def check_model(model: str) -> str:
 class ClientScope:
     """One client of one tenant, and the names of all its keys, which are made once.
 
+    Args:
+        client: its name, or `<owner>/<name>`.
+        tenant: of the deployment.
+
     Raises:
         ValueError: an id that does not start with a letter or digit, exceeds 128 characters or holds any other
             character than letters, digits, `.`, `_`, `~` and `-`.
@@ -70,12 +75,23 @@ class ClientScope:
     tenant: str = "default"
 
     def __post_init__(self) -> None:
-        for what, name in (("client", self.client), ("tenant", self.tenant)):
+        owned = (("owner", self.owner),) if "/" in self.client else ()
+        for what, name in (("client", self.name), ("tenant", self.tenant), *owned):
             if not _NAME.fullmatch(name):
                 raise ValueError(
                     f"{what} id is {name[:40]!r}, of {len(name)} characters; accepted are 1 to 128 letters, digits, "
                     "'.', '_', '~' and '-', the first one a letter or digit"
                 )
+
+    @cached_property
+    def owner(self) -> str:
+        """Whose client it is; empty if nobody's."""
+        return self.client.rpartition("/")[0]
+
+    @cached_property
+    def name(self) -> str:
+        """What its owner calls it."""
+        return self.client.rpartition("/")[2]
 
     def rid(self, idempotency_key: str) -> str:
         """Request id of a keyed request: SHA-256(tenant, client, key) cut to 16 bytes (32 hex digits)."""

@@ -3,7 +3,7 @@ import pytest
 from acclimate_service.state import ClientScope, Limits, fingerprint, new_id, random_rid
 
 
-@pytest.mark.parametrize("name", ["", "-a", "a" * 129, "a/b", "a{b", "a}b", "a b", "ä", "a\n"])
+@pytest.mark.parametrize("name", ["", "-a", "a" * 129, "a/", "/b", "a/b/c", "a{b", "a}b", "a b", "ä", "a\n"])
 def test_an_id_that_could_break_a_key_is_refused(name: str):
     with pytest.raises(ValueError, match="accepted are 1 to 128"):
         ClientScope(name)
