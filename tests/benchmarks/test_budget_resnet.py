@@ -26,8 +26,9 @@ def silent(_: str) -> None:
     """Nobody watches."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def briefly_trained(few: Few) -> nn.Module:
+    """A network that is not changed."""
     shift = few("label", 0)
     return train(shift.images[0, :60], shift.labels[0, :60], Recipe(steps=30, rows=20, lr=0.005), silent)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from acclimate_client import AsyncClient
 
-CLIENTS, BATCHES = 8, 50
+CLIENTS, BATCHES = 8, 30
 QUICK_S, LONGEST_S = 0.02, 1.0
 """Half of the answers take less, for a step does not hold them up; and none takes longer, whatever else is running."""
 

@@ -97,7 +97,8 @@ ELSEWHERE = {
     "allow_anonymous": "service/http/test_access.py::"
     "test_nobody_is_let_in_from_outside_without_keys_unless_the_operator_says_so",
     "models": "service/test_several_models.py::test_models_are_listed_the_default_one_first",
-    "port": "e2e/test_process.py::test_sigint_ends_the_service_although_connections_are_open",
+    "port": "e2e/test_process.py::"
+    "test_what_is_served_is_said_at_the_start_and_sigint_ends_it_although_connections_are_open",
     "max_queue_ms": "e2e/test_overload.py::test_at_four_times_capacity_accepted_batches_wait_about_the_bound",
     "drain_lead_s": "e2e/test_drain.py::"
     "test_sigterm_is_followed_by_a_time_in_which_batches_are_answered_and_balancers_are_told",
