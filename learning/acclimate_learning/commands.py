@@ -57,6 +57,8 @@ def learn(arguments: argparse.Namespace) -> int:
     )
     for note in learned.notes:
         print(f"  note  {note}")
+    if best == learned.rounds:
+        print("the last rounds were the best: more --rounds may gain more, and a --checkpoint goes on with them")
     if best == 0:
         print("no round was better for the tuning clients than no adaptation: try a smaller --lr, or more --rounds")
     source = replace(bundle.model.source, rates=learned.rates)

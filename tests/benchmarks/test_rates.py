@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acclimate_bench.accuracy.rates import SIMULATED, Relearned, clean_images, draw, row
+from acclimate_bench.accuracy.rates import SIMULATED, Relearned, clean_images, draw, most_images, row
 from acclimate_bench.cli import main
 from acclimate_bench.data.fashion import CARRIED, FASHION, load_fashion
+from acclimate_learning.clients import Pool, Population, simulate
+from acclimate_learning.errors import LearningError
 from acclimate_learning.rates import Learned
 
 
@@ -29,6 +31,17 @@ def test_what_teaches_is_sent_by_no_target_client_of_the_shift() -> None:
         assert (pool.images.shape[1:], pool.images.dtype) == ((1, 28, 28), np.uint8)
         images[name] = len(pool.labels)
     assert images["label"] < images["multitype"] < images["feature"] == 2400
+
+
+@pytest.mark.parametrize("fewest", [220, 223, 600])
+def test_clients_that_tune_have_no_more_images_than_there_are_of_a_class(fewest: int) -> None:
+    """Where label shift is measured, its own clean clients teach nobody."""
+    labels = np.concatenate([np.full(fewest, 0), np.repeat(np.arange(1, 10), 800)])
+    pool = Pool(np.zeros((len(labels), 1, 4, 4), np.uint8), labels)
+    clients = simulate(pool, Population(shift="label", judge_images=most_images(pool)), "tune")
+    assert len(clients[0].labels) > 0.4 * fewest
+    with pytest.raises(LearningError):
+        simulate(pool, Population(shift="label", judge_images=round(1.1 * most_images(pool)) + 2), "tune")
 
 
 def test_a_line_has_both_modes_beside_what_is_recorded() -> None:

@@ -20,7 +20,7 @@ from acclimate_bench.accuracy.plot import BLUE, GREY, PALE, STYLE, VERMILLION, s
 from acclimate_bench.data.fashion import CARRIED, FASHION, INPUT, load_fashion
 from acclimate_bench.data.shift import CLASSES, Shift, load_network, read_arrays
 from acclimate_bench.options import Subparsers, positive, prepare_outputs, progress_bar
-from acclimate_learning.clients import Client, Pool, Population, read_pool, simulate
+from acclimate_learning.clients import SHARES, Client, Pool, Population, read_pool, simulate
 from acclimate_learning.clients import Shift as Simulated
 from acclimate_learning.judging import judge
 from acclimate_learning.rates import Learned, Recipe, learn_rates
@@ -114,7 +114,8 @@ def _clean_clients(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def relearn(shift: Shift, folder: Path, pool: Pool, recipe: Recipe, population: Population) -> Relearned:
     """Learn the rates of a shift from a pool of clean images, and see what they do for its target clients."""
-    chosen = replace(population, shift=SIMULATED[shift.name])
+    images = min(population.judge_images, most_images(pool))
+    chosen = replace(population, shift=SIMULATED[shift.name], judge_images=images)
     teachers, tuners = (simulate(pool, chosen, role) for role in ("teach", "tune"))
     with progress_bar(recipe.rounds * recipe.cohort, "client") as advance:
         learned = learn_rates(shift.model, shift.spec, teachers, tuners, recipe, progress=advance)
@@ -132,6 +133,12 @@ def relearn(shift: Shift, folder: Path, pool: Pool, recipe: Recipe, population: 
         accuracy={mode: 100 * float(each.accuracy.mean()) for mode, each in judged.items()},
         recorded={mode: 100 * float(np.mean([found[c] for c in shift.clients])) for mode, found in recorded.items()},
     )
+
+
+def most_images(pool: Pool) -> int:
+    """How many images a tuning client can have, two fifths of which are of one class; a few are left to chance."""
+    fewest = int(np.bincount(pool.labels, minlength=CLASSES).min())
+    return int((SHARES["tune"] * fewest - 1) / 0.4)
 
 
 HEAD: Final = (
