@@ -265,6 +265,10 @@ class TooManyRequestsError(ProblemError):
     """`too_many_requests` (429): the server has more work than it accepts."""
 
 
+class RateExceededError(ProblemError):
+    """`rate_exceeded` (429): the tenant has sent as many images as it may for now."""
+
+
 class HeadTooLargeError(ProblemError):
     """`head_too_large` (431): the target and the headers of the request are too long."""
 

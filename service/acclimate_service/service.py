@@ -50,8 +50,10 @@ from acclimate_service.state import (
     Link,
     Places,
     Probe,
+    Rates,
     StateError,
     StateStore,
+    StoreUnavailable,
     Wire,
     always,
     check,
@@ -95,6 +97,7 @@ class Service:
     private_redis: EmbeddedRedis | None
     sessions: Sessions
     admission: Admission
+    rates: Rates | None
     engine: Engine
     clients: Clients
     feedback: Feedback
@@ -115,6 +118,8 @@ class Service:
     async def predict(self, batch: Batch) -> Reply:
         """Answer a batch as `Engine.predict` does, and show it to the challengers and to the next federated round."""
         with self._waiting(batch.request.client, len(batch.images)):
+            if self.rates is not None:
+                await self._metered(batch.request.client.owner, len(batch.images))
             reply = await self.engine.predict(batch)
         if reply.life and self.rounds.joins(reply.configuration):
             self.rounds.note(batch.request.client)
@@ -128,12 +133,17 @@ class Service:
         """Answer a batch for no client, as `Engine.predict_frozen` does; its images are counted as its caller's."""
         flow, seconds = FLOW.get(), self.pace.seconds(FROZEN, len(images))
         with self.admission.rows.hold(flow, len(images)), self.admission.backlog.hold(flow, seconds):
+            if self.rates is not None:
+                await self._metered(caller.tenant, len(images))
             return await self.engine.predict_frozen(images, parameters, caller)
 
     async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
         """Count labels as `Feedback.tell` does, and tell them to the challengers."""
         labels = examples_of(told, request.name) if isinstance(told, Examples) else feedback_of(told)
-        with self._waiting(request.client, len(told.labels)) if isinstance(told, Examples) else nullcontext():
+        images = len(told.labels) if isinstance(told, Examples) else 0
+        with self._waiting(request.client, images) if images else nullcontext():
+            if self.rates is not None and images:
+                await self._metered(request.client.owner, images)
             reply = await self.feedback.tell(request, labels)
         if reply.configuration and self.challengers is not None:
             self.challengers.tell(replace(request, life=reply.life), labels, current=reply.configuration)
@@ -142,7 +152,23 @@ class Service:
     async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
         """Let a client restart from labelled images, as `Clients.enroll` does."""
         with self._waiting(request.client, len(examples.labels)):
+            if self.rates is not None:
+                await self._metered(request.client.owner, len(examples.labels))
             return await self.clients.enroll(request, examples)
+
+    async def _metered(self, owner: str, images: int) -> None:
+        """Count images against the rate of an owner of clients.
+
+        Raises:
+            RateExceeded: they are too many for now.
+            StateError: Redis failed, and `frozen` answers are off.
+        """
+        assert self.rates is not None
+        try:
+            await self.rates.take(owner, images)
+        except StoreUnavailable:
+            if self.settings.store_outage != "frozen":
+                raise
 
     @contextmanager
     def _waiting(self, client: ClientScope, rows: int) -> Iterator[None]:
@@ -204,6 +230,7 @@ class _Shared(NamedTuple):
     redis: _Redis
     census: Census
     admission: Admission
+    rates: Rates | None
     tenant: str
 
 
@@ -227,7 +254,9 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         redis = await _open_redis(settings, limits, stack)
         admission = Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000)
         census = await _census(redis.wire)
-        shared = _Shared(limits, metrics, worker, low_priority, redis, census, admission, settings.tenant)
+        quota, tenant = settings.tenant_rows_per_minute, settings.tenant
+        rates = None if quota is None else Rates(redis.wire, tenant, quota)
+        shared = _Shared(limits, metrics, worker, low_priority, redis, census, admission, rates, tenant)
         services = [await _open_model(each, shared, stack) for each in models]
         services[0].others = {each.bundle.manifest.name: each for each in services[1:]}
         yield services[0]
@@ -306,6 +335,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         private_redis=redis.private,
         sessions=sessions,
         admission=shared.admission,
+        rates=shared.rates,
         engine=Engine(
             sessions,
             machine,

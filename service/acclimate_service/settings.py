@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     allow_anonymous: bool = False
     """Listen on other addresses than loopback ones without a `keys_file`: nobody reaches them who should not."""
 
+    tenant_rows_per_minute: int | None = Field(None, ge=1)
+    """Images that each tenant may send in a minute, to all replicas together; more get 429. What was sent comes back
+    evenly, and a batch above the number is taken where nothing of it is used. By default, any number."""
+
     max_body_bytes: int = Field(32 * 2**20, ge=1)
     """Largest request body."""
 

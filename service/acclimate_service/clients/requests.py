@@ -27,10 +27,12 @@ class Caller:
     Args:
         deadline: monotonic seconds; work that has not begun by then is dropped.
         gone: whether the caller has hung up.
+        tenant: to whom what is not for a client is charged; empty where there are no keys.
     """
 
     deadline: float
     gone: Callable[[], Awaitable[bool]]
+    tenant: str = ""
 
     async def admit(self) -> None:
         """Drop work that nobody waits for any more, before it is begun.

@@ -51,7 +51,15 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["ETag", "Retry-After", "WWW-Authenticate", "X-Request-Id", "X-Caller-Request-Id"],
+            expose_headers=[
+                "ETag",
+                "RateLimit",
+                "RateLimit-Policy",
+                "Retry-After",
+                "WWW-Authenticate",
+                "X-Request-Id",
+                "X-Caller-Request-Id",
+            ],
         )
     hosts = hosts_of(settings.allowed_hosts, settings.host)
     app.add_middleware(SiteMiddleware, hosts=hosts, origins=settings.cors_origins)

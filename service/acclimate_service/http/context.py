@@ -300,7 +300,7 @@ class RequestContext:
 
     def caller(self) -> Caller:
         """Who waits for a request that is no client's."""
-        return Caller(deadline=self._deadline, gone=self._has_gone)
+        return Caller(deadline=self._deadline, gone=self._has_gone, tenant=self._tenant)
 
     def state_of(self, done: Reply) -> dict[str, Any]:
         """What a reply says of the client's state."""

@@ -29,6 +29,7 @@ from acclimate_service.state import (
     OtherModel,
     OutOfOrder,
     Paused,
+    RateExceeded,
     RequestRunning,
     StateCorrupt,
     StateError,
@@ -88,6 +89,7 @@ STATUS: dict[str, int] = {
     "invalid_state": 422,
     "invalid_feedback": 422,
     "too_many_requests": 429,
+    "rate_exceeded": 429,
     "head_too_large": 431,
     "internal": 500,
     "step_failed": 500,
@@ -104,6 +106,7 @@ RETRY_AFTER_S: dict[str, int] = {
     "request_running": 1,
     "conflict": 1,
     "too_many_requests": 1,
+    "rate_exceeded": 1,
     "head_too_slow": 1,
     "too_many_connections": 1,
     "store_unavailable": 1,
@@ -257,6 +260,14 @@ def _of_state(error: StateError) -> Problem:
         case RequestRunning(retry_after_ms=wait):
             headers = {"Retry-After": str(max(1, math.ceil(wait / 1000)))}
             return Problem("request_running", f"{error}; ask again", error.committed, headers)
+        case RateExceeded(left=left, quota=quota, window_s=window, wait_s=wait):
+            # draft-ietf-httpapi-ratelimit-headers-10
+            headers = {
+                "Retry-After": str(math.ceil(wait)),
+                "RateLimit": f'"images";r={left};t={math.ceil(wait)}',
+                "RateLimit-Policy": f'"images";q={quota};w={window}',
+            }
+            return Problem("rate_exceeded", str(error), error.committed, headers)
         case TooManyClients():
             return Problem("store_full", str(error), error.committed)
         case StoreFull():

@@ -31,6 +31,7 @@ from acclimate_service.state.errors import (
     OtherModel,
     OutOfOrder,
     Paused,
+    RateExceeded,
     RequestRunning,
     StateCorrupt,
     StateError,
@@ -44,6 +45,7 @@ from acclimate_service.state.errors import (
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.places import Places
+from acclimate_service.state.rates import Rates
 from acclimate_service.state.records import Description, Head, Kept, Snapshot
 from acclimate_service.state.redis.announcements import Announcements
 from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
@@ -91,6 +93,8 @@ __all__ = [
     "Policy",
     "Present",
     "Probe",
+    "RateExceeded",
+    "Rates",
     "ReplayQueue",
     "Request",
     "RequestRunning",

@@ -49,6 +49,26 @@ class TooManyClients(StoreFull):
     """The tenant has as many clients as it may; no further one begins."""
 
 
+class RateExceeded(StateError):
+    """An owner of clients sent more images than it may for now.
+
+    Args:
+        images: that are refused.
+        left, quota, window_s: images that it could send now, and in so many seconds.
+        wait_s: seconds until these would be taken.
+    """
+
+    def __init__(self, images: int, *, left: int, quota: int, window_s: int, wait_s: float) -> None:
+        super().__init__(
+            f"{images} images are more than the {left} that are left of {quota} in {window_s} s; "
+            f"they would be taken in {wait_s:.1f} s"
+        )
+        self.left = left
+        self.quota = quota
+        self.window_s = window_s
+        self.wait_s = wait_s
+
+
 class ForeignValue(StoreUnavailable):
     """A key has a value of another type than the service writes; only a DELETE of its client helps."""
 

@@ -4,12 +4,13 @@ import random
 import re
 import statistics
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from acclimate_client.errors import RateExceededError
 from acclimate_service.http.access import NEEDS
 from acclimate_service.keys import SCOPES, create
 from acclimate_service.state import ClientScope, Wire, running_at
@@ -244,6 +245,42 @@ def test_each_tenant_has_its_own_places(run_service, tmp_path, stream, assert_pr
             clients["one"].predict("c", images)
         for client in clients.values():
             client.close()
+
+
+def test_each_tenant_has_its_own_rate_of_images(run_service, tmp_path, stream, assert_problem):
+    made = {tenant: create(tenant, ["predict", "write"]) for tenant in ("one", "two")}
+    (tmp_path / "keys").write_text("\n".join(line for _, line in made.values()))
+    (images,) = stream(0, 1, 4)
+    settings = {"adapter": "fedthe", "keys_file": tmp_path / "keys", "data_dir": tmp_path / "data"}
+    with run_service(**settings, tenant_rows_per_minute=4) as replica, ExitStack() as stack:
+        one, two = (stack.enter_context(replica.sdk(api_key=key)) for key, _ in made.values())
+        sends = [
+            lambda sdk: sdk.predict("b", images),
+            lambda sdk: sdk.predict("b", images, adapt=False),
+            lambda sdk: sdk.enroll("b", images, [0, 1, 2, 3]),
+            lambda sdk: sdk.feedback_images("a", images, [0, 1, 2, 3]),
+        ]
+        one.predict("a", images)
+        for send in sends:
+            with pytest.raises(
+                RateExceededError, match=r"4 images are more than the [0-3] that are left of 4 in 60 s"
+            ) as refused:
+                send(one)
+            assert refused.value.state_committed is False
+            assert 0 < refused.value.retry_after <= 60
+        two.predict("a", images)
+        body = {"Content-Type": "application/octet-stream", "X-Tensor-Shape": "4,1,28,28"}
+        headers = {"Authorization": f"Bearer {made['one'][0]}", **body}
+        reply = replica.http.post("/clients/c/predict", content=images.tobytes(), headers=headers)
+        assert_problem(reply, 429, "rate_exceeded")
+        wait = int(reply.headers["retry-after"])
+        tensor = {"name": "images", "shape": list(images.shape), "datatype": "UINT8", "data": images.ravel().tolist()}
+        key = {"Authorization": headers["Authorization"]}
+        frozen = replica.http.post("/v2/models/fashion-cnn/infer", json={"inputs": [tensor]}, headers=key)
+        assert_problem(frozen, 429, "rate_exceeded")
+        assert reply.headers["ratelimit-policy"] == '"images";q=4;w=60'
+        assert re.fullmatch(rf'"images";r=[0-3];t={wait}', reply.headers["ratelimit"])
+        one.reset("a")
 
 
 def test_clients_from_before_there_were_keys_are_nobodys_and_stay_as_they_were(run_service, tmp_path, stream):
