@@ -81,6 +81,7 @@ def read_prediction(reply: httpx.Response, idempotency_key: str) -> Prediction:
             idempotency_key=idempotency_key,
             key_expires_at_earliest=_moment(body.get("key_expires_at_earliest")),
             guard=_guard_decision(body.get("guard")),
+            ask=tuple(_typed(int, row) for row in _typed(list, body.get("ask", []))),
         )
 
     return read(reply, build)

@@ -69,6 +69,7 @@ class Prediction:
         idempotency_key: Key the batch was applied under; repeating the call with it returns this answer.
         key_expires_at_earliest: Until when the key is remembered for sure, in UTC; None if the server does not say.
         guard: Why the global model answers instead of the adapted one; None if it does not.
+        ask: Rows of the batch whose labels would tell most, in the order of worth; mostly there is none.
     """
 
     client_id: str
@@ -84,6 +85,7 @@ class Prediction:
     idempotency_key: str
     key_expires_at_earliest: datetime | None = None
     guard: GuardDecision | None = None
+    ask: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

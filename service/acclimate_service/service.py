@@ -282,6 +282,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         exact_above=settings.inline_max,
         state_budget=settings.state_budget,
         influence=settings.influence,
+        ask_budget=settings.ask_budget,
     )
     default = configurations.default
     places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)

@@ -196,6 +196,10 @@ class Settings(BaseSettings):
     """Clients whose labels have to agree before anything follows from them for the others; each counts with 32 rows at
     most."""
 
+    ask_budget: float = Field(0.01, ge=0, le=1)
+    """Share of a client's rows, on average, for which replies ask for labels: of those in which the answers in play
+    differ. 0 asks for none."""
+
     candidates: tuple[str, ...] = Field((), max_length=3)
     """Adapters that are tried out beside the clients' own, as a JSON list of names; they answer nobody."""
 

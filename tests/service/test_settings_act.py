@@ -79,7 +79,14 @@ STRICT = {
     "drain_budget_s": 0.5,
     "guard": "off",
 }
-LABELS = {"adapter": "fedcal", "influence": 1.0, "guard_clients": 1, "candidates": ("em",), "auto_switch": True}
+LABELS = {
+    "adapter": "fedcal",
+    "influence": 1.0,
+    "guard_clients": 1,
+    "candidates": ("em",),
+    "auto_switch": True,
+    "ask_budget": 0.5,
+}
 ROUNDS = {
     "model": "own",
     "adapter": "fed_ade",
@@ -461,6 +468,11 @@ def test_guard_clients(labels, noise):
     tell(replica, replica.service.fleet, default, Counts(losses=12, labelled=12, frozen_right=12))
     guard = send(replica, "first", noise[:1]).json()["guard"]
     assert (guard["answering"], guard["because"]) == ("frozen", "fleet_harmful")
+
+
+def test_ask_budget(labels, stream):
+    asked = [send(labels[0], "asked", images[:, 0]).json().get("ask", []) for images in stream(0, 8)]
+    assert sum(map(len, asked)) >= 8, "a half of 160 rows if so many differ; a hundredth by default"
 
 
 def test_auto_switch(labels, noise):

@@ -142,6 +142,7 @@ class Engine:
             against=self._fleet.against(),
             alpha=self._fleet.alpha,
             shares=self._arms.latest if self._arms else {},
+            asks=batch.adapt,
         )
 
     def _observe(self, client: ClientScope, answering: str, because: str, switched: bool) -> None:

@@ -56,6 +56,7 @@ class AdapterMachine:
         exact_above: int,
         state_budget: float = 1.0,
         influence: float = 0.0,
+        ask_budget: float = 0.0,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
@@ -65,14 +66,14 @@ class AdapterMachine:
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
-            state_budget, influence: as in `Settings`.
+            state_budget, influence, ask_budget: as in `Settings`.
         """
         self._bundle = bundle
         self._configurations = configurations
         self._lineage = lineage
         self._worker = worker
         self._budget = budget
-        self._steps = Steps(bundle, configurations, metrics, pace, influence)
+        self._steps = Steps(bundle, configurations, metrics, pace, influence, ask_budget)
         self._background = background
         self.waiting: dict[int, int] = {}
         self.hear: Callable[[], None] = _nothing

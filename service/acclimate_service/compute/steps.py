@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -49,6 +49,7 @@ class StepParameters:
             not named. A client's own evidence comes first.
         alpha: of the test of that evidence.
         shares: what labels of all clients say of the arms of portfolios, by configuration.
+        asks: whether the answer may ask for labels, whose rows then have to be remembered: those of a journal are.
     """
 
     probabilities: bool = False
@@ -57,6 +58,7 @@ class StepParameters:
     alpha: float = ALPHA
     logits: bool = False
     shares: Mapping[str, Shares] = field(default_factory=dict)
+    asks: bool = False
 
     def encode(self) -> bytes:
         """As it is kept in a journal."""
@@ -70,7 +72,7 @@ class StepParameters:
         """What `encode` wrote."""
         probabilities, request_id, against, alpha, *further = orjson.loads(data)
         decisions = {name: Decision("frozen", because) for name, because in against.items()}
-        return cls(probabilities, request_id, decisions, alpha, *further)
+        return replace(cls(probabilities, request_id, decisions, alpha, *further), asks=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,20 @@ class Steps:
     """Takes guarded steps, and says what the guard by labels makes of them."""
 
     def __init__(
-        self, bundle: Bundle, configurations: Configurations, metrics: Metrics, pace: Pace, influence: float = 0.0
+        self,
+        bundle: Bundle,
+        configurations: Configurations,
+        metrics: Metrics,
+        pace: Pace,
+        influence: float = 0.0,
+        ask_budget: float = 0.0,
     ) -> None:
         self._bundle = bundle
         self._configurations = configurations
         self._metrics = metrics
         self._pace = pace
         self._influence = influence
+        self._ask_budget = ask_budget
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
         self.is_informed = lru_cache(_KEPT)(self._is_informed)
@@ -196,7 +205,8 @@ class Steps:
         before = state.record or Record()
         against = parameters.against
         by_policy = against.get(state.configuration) or against.get(EVERY, _ADAPTED)
-        decision = by_own(before.counts, parameters.alpha) or by_policy
+        own = by_own(before.counts, parameters.alpha)
+        decision = own or by_policy
         frozen, adapted = step.frozen_logits.argmax(dim=-1).tolist(), step.logits.argmax(dim=-1).tolist()
         by_arm = () if step.by_arm is None else step.by_arm.tolist()
         record = before.append(parameters.request_id, frozen, adapted, answering=decision.answer, by_arm=by_arm)
@@ -205,7 +215,10 @@ class Steps:
         if switched or decision.answer == "frozen":
             guard = {"answering": decision.answer, "because": decision.because, "switched": switched}
         after = ClientState(state.configuration, step.state, record, picture)
-        return after, answer(given, guard, parameters.request_id)
+        # a verdict decides who answers: there is nothing to be asked any more, unless arms are to be chosen
+        decides = by_arm or (own is None and frozen != adapted)
+        asking = decides and parameters.asks and self._ask_budget > 0
+        return after, answer(given, guard, parameters.request_id, record.worth(self._ask_budget) if asking else ())
 
 
 def _picture(batch: Batch) -> bytes:
@@ -225,6 +238,7 @@ def _encode(
     logits: Tensor,
     guard: Mapping[str, Any] | None = None,
     request_id: str = "",
+    ask: Sequence[int] = (),
 ) -> bytes:
     """The part of a reply that a repeat must get again: adapter, predictions [B], probabilities [B, K], and signals.
 
@@ -236,6 +250,7 @@ def _encode(
         logits: [B, K], of the prediction that is given: the step's own, or that of the frozen model.
         guard: why it is that one; said where it is the frozen one, or where the batch before was given the other.
         request_id: by which the rows can be told their labels; left out if they are not remembered.
+        ask: rows that are worth a label.
     """
     probabilities = logits.double().softmax(dim=-1).cpu()
     confidence, index = probabilities.max(dim=-1)
@@ -255,4 +270,6 @@ def _encode(
         answer["request_id"] = request_id
     if guard:
         answer["guard"] = guard
+    if ask:
+        answer["ask"] = ask
     return orjson.dumps(answer)

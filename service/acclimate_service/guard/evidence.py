@@ -18,7 +18,10 @@ wins and losses that it judges, is 1/2 or more; and in the same way never "trust
 has an alpha of its own: where wins and losses are equally likely throughout, either mistake happens with a chance of
 at most 2 alpha.
 
-Needed for this: neither whether nor when a row's label is told depends on which prediction is right.
+Needed for this: neither whether nor when a row's label is told depends on which prediction is right. It may depend on
+all else: on the predictions, on lots, on what was told before. So rows may be asked for in which the two differ, and as
+long as it pays: p_i is then the chance of a win among the rows asked, given all that was known when they were. Whoever
+asks must not know more of the labels than that, and who answers must not answer by what the label is.
 
 The fleet (`Pooled`). What one client tells must not decide for the others. So each counts with its first `WEIGHT`
 labelled rows, and a verdict has to stand whichever `needed - 1` clients are left out: from the losses are taken those

@@ -127,7 +127,7 @@ class Fleet(Heard[Counts]):
 
         `EVERY` stands for all others.
         """
-        if self.policy == "follow-fleet":
+        if self.policy == "follow-fleet" and time.monotonic() - self._heard_at >= REFRESH_S:
             self.keep_fresh()
         return self._against
 

@@ -13,6 +13,8 @@ from acclimate_service.guard.evidence import Answer, Counts
 
 ROWS: Final = 2048
 """Rows that are remembered; the oldest batches go first."""
+_LABEL: Final = 2
+"""Where the labels stand among the numbers of a row."""
 _UNTOLD: Final = -1
 _ID_BYTES: Final = 8
 _HEADER: Final = struct.Struct("<5QBI")
@@ -100,6 +102,30 @@ class Record:
             born=self.born or digest,
         )
 
+    def worth(self, share: float) -> list[int]:
+        """Rows of the newest batch that are worth a label: of those in which the answers in play differ.
+
+        Of such a row each label tells something, and of others none does. They are drawn by lot, so that over the rows
+        that are remembered a share of them is asked on average: where fewer differ, each is asked likelier. The lots
+        are made from the request id: a batch that is computed again asks the same.
+
+        Args:
+            share: of all rows, 0..1.
+
+        Returns:
+            Their places in the batch, in the order of their lots; rows that none was drawn for are left out.
+        """
+        answers = np.delete(self.rows, _LABEL, axis=0)
+        differing = (answers != answers[0]).any(axis=0)
+        if not differing.any():
+            return []
+        chance = share * len(differing) / int(differing.sum())
+        digest, size = _BATCH.unpack_from(self.batches, len(self.batches) - _BATCH.size)
+        lots = np.random.default_rng(int.from_bytes(digest, "little")).random(size)
+        places = np.flatnonzero(differing[-size:] & (lots < chance))
+        drawn: list[int] = places[np.argsort(lots[places])].tolist()
+        return drawn
+
     def tell(self, labels: Iterable[Label]) -> tuple["Record", Tally]:
         """Count what labels say; each row counts once."""
         starts, first = dict[bytes, tuple[int, int]](), 0
@@ -114,7 +140,7 @@ class Record:
                 continue
             frozen, adapted, known = rows[: len(_NO_ROWS), start + each.row].tolist()
             if known == _UNTOLD:
-                rows[2, start + each.row] = each.label
+                rows[_LABEL, start + each.row] = each.label
                 counts += Counts.of(frozen, adapted, each.label)
                 tally = replace(tally, counted=tally.counted + 1)
             elif known == each.label:
@@ -125,7 +151,7 @@ class Record:
 
     def told_since(self, before: "Record") -> NDArray[np.int16]:
         """Those `rows` whose labels `tell` counted, when it made this record of the one before; in their order."""
-        told: NDArray[np.int16] = self.rows[:, (before.rows[2] == _UNTOLD) & (self.rows[2] != _UNTOLD)]
+        told: NDArray[np.int16] = self.rows[:, (before.rows[_LABEL] == _UNTOLD) & (self.rows[_LABEL] != _UNTOLD)]
         return told
 
     def count(self, request_id: str, frozen: Sequence[int], adapted: Sequence[int], labels: Sequence[int]) -> "Record":

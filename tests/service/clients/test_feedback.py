@@ -94,6 +94,25 @@ def test_each_row_counts_once_whoever_tells_it_however_often(harmed, serial, str
     assert harmed.metric('acclimate_labels_total{result="counted"}') == 5
 
 
+def test_rows_are_asked_for_where_both_differ_until_there_is_a_verdict(make_replica, contrary, serial, stream):
+    replica = make_replica(adapter="contrary", ask_budget=0.2)
+    batches = stream(0, 12)
+    with replica.sdk() as sdk:
+        assert sdk.predict("cam", batches[0], adapt=False).ask == (), "nobody would remember what it is about"
+        asked = []
+        for number, images in enumerate(batches):
+            prediction = sdk.predict("cam", images, idempotency_key=f"k{number}")
+            assert sdk.predict("cam", images, idempotency_key=f"k{number}").ask == prediction.ask
+            asked.append(prediction.ask)
+            truth = frozen_classes(serial, images)
+            rows = [LabelledRow(prediction.request_id, row, truth[row]) for row in prediction.ask]
+            told = sdk.feedback("cam", rows).rows if rows else None
+            assert told is None or told.counted == len(rows)
+        assert sdk.get("cam").guard.evidence.verdict == "harmful"
+        assert 7 <= sum(map(len, asked)) < 30
+        assert asked[-1] == ()
+
+
 def test_a_client_that_adaptation_harms_is_caught_and_answered_by_the_global_model(harmed, serial, stream):
     batches = stream(1, 5)
     with harmed.sdk() as sdk:

@@ -14,6 +14,6 @@ def test_what_was_heard_of_arms_survives_a_journal_to_the_last_bit():
 
 def test_entries_of_before_there_were_arms_are_read_and_those_without_are_still_written_so():
     assert StepParameters().encode() == b'[false,"",{},0.05]'
-    assert StepParameters.decode(b'[false,"",{},0.05]') == StepParameters()
+    assert StepParameters.decode(b'[false,"",{},0.05]') == StepParameters(asks=True)
     assert StepParameters(logits=True).encode() == b'[false,"",{},0.05,true]'
-    assert StepParameters.decode(b'[false,"",{},0.05,true]') == StepParameters(logits=True)
+    assert StepParameters.decode(b'[false,"",{},0.05,true]') == StepParameters(logits=True, asks=True)

@@ -114,6 +114,33 @@ def test_help_that_turns_into_harm_is_hardly_ever_called_harmful_before_it_outwe
     assert ever_harmful(np.where(np.arange(LABELS) < LABELS // 2, 0.7, 0.3), most_wins, seed=3) <= ALPHA
 
 
+def asked_harmful(most_wins: NDArray[np.int64], seed: int, *, may_owe: float) -> float:
+    """Share of simulated streams that are ever called harmful where whoever asks does the best to have them so.
+
+    The asker knows all labels told so far, and at each time what chance of a win the rows have that may be asked, 0.3,
+    0.5 or 0.7. While wins are ahead, rows are asked in which they are likely; once losses are, those in which they are
+    not, as long as the mean chance of the rows asked is 1/2 or more, less what may be owed in all.
+    """
+    rng, wins, saved = np.random.default_rng(seed), np.zeros(STREAMS, int), np.zeros(STREAMS)
+    harmful = np.zeros(STREAMS, bool)
+    for asked in range(1, LABELS + 1):
+        behind = 2 * wins < asked - 1
+        chance = np.where(behind, np.where(saved + may_owe >= 0.2 - 1e-9, 0.3, 0.5), 0.7)
+        saved += chance - 0.5
+        wins += rng.random(STREAMS) < chance
+        harmful |= wins <= most_wins[asked]
+    assert bool((saved >= -may_owe - 1e-6).all())
+    return float(harmful.mean())
+
+
+def test_no_timing_of_what_is_asked_convicts_who_is_not_harmed(most_wins: NDArray[np.int64]) -> None:
+    assert asked_harmful(most_wins, seed=7, may_owe=0) <= ALPHA
+
+
+def test_asking_more_where_adaptation_harms_breaks_the_bound_of_the_simulation(most_wins: NDArray[np.int64]) -> None:
+    assert asked_harmful(most_wins, seed=8, may_owe=20) > 2 * ALPHA
+
+
 def test_a_slight_harm_breaks_the_bound_of_the_simulation(most_wins: NDArray[np.int64]) -> None:
     assert ever_harmful(np.full(LABELS, 0.45), most_wins, seed=4) > 2 * ALPHA
 

@@ -91,6 +91,34 @@ def test_what_arms_predicted_is_there_when_the_label_comes():
     assert told.tell([Label("b", 1, 7)])[0].told_since(told).size == 0
 
 
+def differing(number, rows=20):
+    """A batch of 20 rows of which so many are answered otherwise by the adapter, spread over it."""
+    adapted = [1] * rows
+    for row in range(number):
+        adapted[7 * row % rows] = 2
+    return [1] * rows, adapted
+
+
+def test_rows_are_asked_only_where_answers_differ_and_a_computation_again_asks_the_same():
+    record = record_of(("a", *differing(5)))
+    assert record.worth(1.0) == record_of(("a", *differing(5))).worth(1.0)
+    assert sorted(record.worth(1.0)) == sorted(7 * row % 20 for row in range(5))
+    assert record_of(("b", *differing(5))).worth(1.0) != record.worth(1.0), "by lot"
+    assert record_of(("a", *differing(0))).worth(1.0) == []
+    assert record.worth(0.0) == []
+    arms = Record().append("a", [1, 1, 1], [1, 1, 1], answering="adapted", by_arm=[[1, 1], [1, 2], [1, 1]])
+    assert arms.worth(1.0) == [1], "an arm that does not answer is in play too"
+
+
+@pytest.mark.parametrize("number", [1, 4, 20])
+def test_a_share_of_all_rows_is_asked_however_many_differ(number):
+    record, asked = Record(), 0
+    for batch in range(400):
+        record = record.append(f"r{batch}", *differing(number), answering="adapted")
+        asked += len(record.worth(0.02))
+    assert 110 < asked < 215, "160 of 8,000 are expected"
+
+
 @pytest.mark.parametrize("cut", [0, 10, 50, -1])
 def test_bytes_that_are_no_record_are_refused(cut):
     data = record_of(("a", [0, 1, 2], [0, 2, 1])).to_bytes()
