@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow  # pip installs into the image for most of a minute
 ROOT = Path(__file__).parents[2]
 _PATHS = re.compile(r"(?<![\w/])/(?=(opt/acclimate|build|var/lib/acclimate)\b)")
 """Paths that the Dockerfile makes; they move below the folder that stands for the image."""

@@ -22,7 +22,7 @@ from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.link import Server as SingleServer
 
 MODEL = "0123456789abcdef"
-FEW = 60
+FEW = 40
 MANY = 500
 
 
