@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,20 +88,6 @@ class Background:
             "acclimate_background_failing", "1 while the last run of such work failed.", ["task"], registry=registry
         )
 
-    async def run(self, task: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work.
-
-        Args:
-            task: what it is, as the metrics name it.
-            work: begins it.
-        """
-        try:
-            await work()
-        except Exception as error:
-            self.failed(task, error)
-        else:
-            self.succeeded(task)
-
     def failed(self, task: str, error: Exception) -> None:
         """Work failed; the first of a row of failures is logged with its traceback."""
         first = task not in self.failing
@@ -113,8 +98,8 @@ class Background:
 
     def succeeded(self, task: str) -> None:
         """Work was done."""
-        self.failing.pop(task, None)
-        self._failing.labels(task).set(0)
+        if self.failing.pop(task, None):
+            self._failing.labels(task).set(0)
 
 
 class StateMetrics:

@@ -106,6 +106,7 @@ class Scopes:
                 machine=self.machine,
                 policy=policy(configuration()),
                 observer=watching,
+                watch=self.metrics.background,
                 nonce=f"{settings.replica}~{new_id()}",
                 replays=self.replays,
                 places=self.places if own else None,  # beside its own state a client has a place already

@@ -251,7 +251,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         stack.callback(_close_worker, worker)
         low_priority = stack.enter_context(background())
         models = [await load_model(each, worker) for each in settings_by_model(settings)]
-        redis = await _open_redis(settings, limits, stack)
+        redis = await _open_redis(settings, limits, metrics.background, stack)
         admission = Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000)
         census = await _census(redis.wire)
         quota, tenant = settings.tenant_rows_per_minute, settings.tenant
@@ -369,7 +369,7 @@ def _close_worker(worker: Worker) -> None:
         _log.error("the device is still at one piece of work after %.0f s; it is given up", worker.busy_s)
 
 
-async def _open_redis(settings: Settings, limits: Limits, stack: AsyncExitStack) -> _Redis:
+async def _open_redis(settings: Settings, limits: Limits, watch: Background, stack: AsyncExitStack) -> _Redis:
     """Reach Redis, or start a private one; raises as `open_service`."""
     url, private = settings.redis_url, None
     if url is None:
@@ -380,7 +380,7 @@ async def _open_redis(settings: Settings, limits: Limits, stack: AsyncExitStack)
     store = StateStore(wire, limits)
     stack.push_async_callback(store.aclose)
     facts = await check(wire, override=settings.redis_override)
-    probe = Probe(wire, facts, tenant=settings.tenant, override=settings.redis_override)
+    probe = Probe(wire, facts, watch, tenant=settings.tenant, override=settings.redis_override)
     stack.push_async_callback(probe.aclose)
     return _Redis(private, link, wire, store, probe)
 

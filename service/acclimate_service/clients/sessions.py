@@ -22,7 +22,6 @@ from acclimate_service.state import (
     Request,
     RequestRunning,
     Session,
-    StateError,
     Tasks,
 )
 
@@ -147,9 +146,8 @@ class Sessions:
         self._evicting = asyncio.Semaphore(_AT_ONCE)
         self._replaying: set[str] = set()
         self._checking: asyncio.Task[None] | None = None
-        self._background = background
         self._waiting = {} if waiting is None else waiting
-        self._tasks = Tasks()
+        self._tasks = Tasks(background)
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -216,18 +214,19 @@ class Sessions:
             session.doubt()
         if self._checking is not None:
             self._checking.cancel()
-        self._checking = self._tasks.start(self._check(tuple(self._sessions.values())))
+        self._checking = self._tasks.start("check", self._check(tuple(self._sessions.values())))
 
     def hand_over(self, client: str) -> None:
         """Give a client to another replica that waits for it, but not while a turn is taken: it will be asked again."""
         if client in self._sessions and client not in self._turns:
-            self._tasks.start(self._background.run("hand_over", partial(self._hand_over, client)))
+            self._tasks.start("hand_over", self._hand_over(client))
 
     async def aclose(self, budget_s: float) -> None:
         """Evict every session, within so many seconds; what is not evicted has more to replay, and nothing is lost."""
         try:
             async with asyncio.timeout(budget_s):
-                await asyncio.gather(*(self._leave(client) for client in tuple(self._sessions)))
+                leaving = [self._leave(client) for client in tuple(self._sessions)]
+                await asyncio.gather(*leaving, return_exceptions=True)
         except TimeoutError:
             _log.warning("%d clients were left without a last snapshot; nothing is lost", len(self._sessions))
         await self._tasks.aclose()
@@ -268,7 +267,7 @@ class Sessions:
             self._spare_device(self._device_cache, client, session)
         if session.replay_s is not None and client not in self._replaying:
             self._replaying.add(client)
-            self._tasks.start(self._background.run("replay", partial(self._account_after_replay, client, session)))
+            self._tasks.start("account", self._account_after_replay(client, session))
 
     async def _account_after_replay(self, client: str, session: ClientSession) -> None:
         """Weigh a state that is computed again for nobody who still waits."""
@@ -280,11 +279,9 @@ class Sessions:
             self._account(client)
 
     async def _check(self, sessions: Sequence[ClientSession]) -> None:
-        try:
-            for session in sessions:
-                await session.check()
-        except StateError as error:  # whoever uses them asks first; after this interruption all are checked again
-            _log.warning("not all states in memory were checked for a deletion: %s", error)
+        """Look for deletions. Where that fails, whoever uses a state asks first, as long as it is in doubt."""
+        for session in sessions:
+            await session.check()
 
     def _shrink(self, latest: str) -> None:
         """Begin to evict what is not to be kept: the latest one if it has no room by itself, else the oldest."""
@@ -303,9 +300,7 @@ class Sessions:
         """Begin to move states that are beyond the budget of the device's memory to the host's."""
         for client in cache.used(latest, session.state if session else None):
             if client in self._sessions:
-                self._tasks.start(
-                    self._background.run("unload", partial(self._unload, client, self._sessions[client], cache))
-                )
+                self._tasks.start("unload", self._unload(client, self._sessions[client], cache))
 
     async def _unload(self, client: str, session: ClientSession, cache: DeviceCache) -> None:
         state = session.state
@@ -327,9 +322,7 @@ class Sessions:
 
     def _leave(self, client: str) -> asyncio.Task[None]:
         if client not in self._leaving:
-            task = self._leaving[client] = self._tasks.start(
-                self._background.run("evict", partial(self._evict, client))
-            )
+            task = self._leaving[client] = self._tasks.start("evict", self._evict(client))
             task.add_done_callback(partial(self._left, client))
         return self._leaving[client]
 

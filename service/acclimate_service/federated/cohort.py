@@ -102,14 +102,13 @@ class Rounds:
         self._cohorts = cohorts
         self._tenant = tenant
         self._background = background
-        self._tasks = Tasks()
+        self._tasks = Tasks(background)
         self._noting: dict[str, asyncio.Task[None]] = {}  # the latest of each client
         self.joins = lru_cache(_KEPT)(self._joins)
 
     def note(self, client: ClientScope) -> None:
         """Remember in the background that a client is active, which may fail: the next batch tells again."""
-        noting = self._background.run("cohort_note", partial(self._cohorts.note, client.client))
-        task = self._noting[client.client] = self._tasks.start(noting)
+        task = self._noting[client.client] = self._tasks.start("cohort_note", self._cohorts.note(client.client))
         task.add_done_callback(partial(self._noted, client.client))
 
     async def forget(self, client: ClientScope) -> None:
@@ -150,7 +149,7 @@ class Rounds:
 
     def repeat(self, interval_s: float, most: int) -> None:
         """Run a round every so many seconds in the background, on one of all replicas that do the same."""
-        self._tasks.start(self._repeat(interval_s, most))
+        self._tasks.start("rounds", self._repeat(interval_s, most))
 
     async def _repeat(self, interval_s: float, most: int) -> None:
         while True:

@@ -32,7 +32,7 @@ class Heard(ABC, Generic[T]):
         self._background = background
         self._task = task
         self._heard_at = -REFRESH_S
-        self._tasks = Tasks()
+        self._tasks = Tasks(background)
         self._refreshing: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Heard(ABC, Generic[T]):
     def keep_fresh(self) -> None:
         """Refresh what was heard in the background, where it is old."""
         if time.monotonic() - self._heard_at >= REFRESH_S and not self._refreshing:
-            self._refreshing = self._tasks.start(self._refresh())
+            self._refreshing = self._tasks.start(self._task, self._refresh())
             self._refreshing.add_done_callback(self._refreshed)
 
     async def hear(self) -> None:
@@ -80,11 +80,8 @@ class Heard(ABC, Generic[T]):
         await self._tasks.aclose()
 
     async def _refresh(self) -> None:
-        try:
-            await self.hear()
-        except StateError as error:
-            self._heard_at = time.monotonic()
-            self._background.failed(self._task, error)
+        self._heard_at = time.monotonic()  # whatever comes of it, the next one is not due before its time
+        await self.hear()
 
     def _refreshed(self, _: asyncio.Task[None]) -> None:
         self._refreshing = None

@@ -4,7 +4,6 @@ All that is remembered may be dropped at any time: Redis has it. Snapshots are t
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from acclimate_service.state.contract import (
     Silent,
     Status,
 )
-from acclimate_service.state.errors import StateError
 from acclimate_service.state.journal import Fenced, Flipped, Stale
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.places import Places
@@ -30,9 +28,8 @@ from acclimate_service.state.records import Basis, Conflict, Gone
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.store import StateStore
-from acclimate_service.state.tasks import Tasks
+from acclimate_service.state.tasks import Logged, Tasks, Watch
 
-_log = logging.getLogger(__name__)
 _RECENT: Final = 8
 """Steps over which their time is averaged, about."""
 
@@ -90,6 +87,7 @@ class Context(Generic[S]):
         machine: how its states are computed.
         policy: what the operator decided.
         observer: told of what happens.
+        watch: told how work went that nobody waits for.
         clock: monotonic seconds.
         nonce: names this session in its fences.
         replays: of all sessions of the replica.
@@ -104,6 +102,7 @@ class Context(Generic[S]):
     machine: Machine[S]
     policy: Policy
     observer: Observer = field(default_factory=Silent)
+    watch: Watch = field(default_factory=Logged)
     clock: Callable[[], float] = time.monotonic
     nonce: str = field(default_factory=new_id)
     replays: ReplayQueue = field(default_factory=ReplayQueue)
@@ -237,7 +236,7 @@ class Snapshotter(Generic[S]):
     def __init__(self, context: Context[S], tasks: Tasks) -> None:
         self._context = context
         self._tasks = tasks
-        self._running: asyncio.Task[bool] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._in_background = False  # its state is being serialised when nothing else is to be done
         self._idle: asyncio.TimerHandle | None = None
         self._steps = 0
@@ -275,15 +274,15 @@ class Snapshotter(Generic[S]):
             self.forget()
             self._idle = asyncio.get_running_loop().call_at(at, self._begin, held)
 
-    async def now(self, held: Held[S]) -> bool:
-        """Take a snapshot of this state, unless there is one; False if that failed.
+    async def now(self, held: Held[S]) -> None:
+        """Take a snapshot of this state, unless there is one. Whether that succeeds is told as of any other.
 
         One that waits in the background, behind those of others, is given up: nothing of it is written yet.
         """
         if self._running is not None and self._in_background:
             self._running.cancel()
         await self.finish()
-        return await self._begin(held, awaited=True)
+        await asyncio.wait([self._begin(held, awaited=True)])
 
     async def finish(self) -> None:
         """Wait for the snapshot that is being taken, if one is."""
@@ -299,32 +298,27 @@ class Snapshotter(Generic[S]):
             or held.track.nbytes >= self._context.machine.size(held.state)
         )
 
-    def _begin(self, held: Held[S], *, awaited: bool = False) -> asyncio.Task[bool]:
+    def _begin(self, held: Held[S], *, awaited: bool = False) -> asyncio.Task[None]:
         if self._running is None:
-            self._running = self._tasks.start(self._attempt(held, awaited))
+            self._running = self._tasks.start("snapshot", self._attempt(held, awaited))
             self._running.add_done_callback(self._ended)
         return self._running
 
-    def _ended(self, _: asyncio.Task[bool]) -> None:
+    def _ended(self, _: asyncio.Task[None]) -> None:
         self._running = None
 
-    async def _attempt(self, held: Held[S], awaited: bool) -> bool:
+    async def _attempt(self, held: Held[S], awaited: bool) -> None:
         if held.track.base >= held.seq:
-            return True
+            return
         nbytes, self.failure = 0, "another replica has changed the client since"
         try:
             if not held.track.stale:
                 nbytes = await self._take(held, awaited)
         except Exception as error:  # nothing is lost: the journal has it all
             self.failure = f"{type(error).__name__}: {error}".removesuffix(": ")
-            expected = isinstance(error, StateError)  # its words say all there is to know
-            _log.warning(
-                "a snapshot failed, the journal stays as long as it is: %s",
-                self.failure,
-                exc_info=None if expected else error,
-            )
+            self._context.observer.snapshot(False, 0)
+            raise
         self._context.observer.snapshot(nbytes > 0, nbytes)
-        return nbytes > 0
 
     async def _take(self, held: Held[S], awaited: bool) -> int:
         """Bytes written, 0 if it is not the base now.

@@ -1,11 +1,11 @@
 """Finds the state of a client: in memory, or in Redis, where its journal is opened and replayed."""
 
 import asyncio
-import logging
 import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from acclimate_service.state.contract import S, Status
@@ -16,10 +16,9 @@ from acclimate_service.state.journal import Busy, Opened
 from acclimate_service.state.records import Basis, Committed, Head, Loaded
 from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.replay import Replay
-from acclimate_service.state.tasks import Tasks
+from acclimate_service.state.tasks import Tasks, Watch
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _POLL: Final = 0.02
 """Longest pause before a busy lease is tried again (s)."""
 _ASK: Final = 0.1
@@ -45,10 +44,10 @@ class Flight(Generic[S, T]):
         """Entries that it has still to compute, as far as is known."""
         return self.replay.left if self.replay else 0
 
-    def begin(self, work: Coroutine[Any, Any, T], tasks: Tasks) -> None:
-        """Start it."""
-        self._task = tasks.start(self._run(work), awaited=True)
-        self._task.add_done_callback(self._ended)
+    def begin(self, work: Coroutine[Any, Any, T], tasks: Tasks, watch: Watch) -> None:
+        """Start it; `watch` is told what it came to if nobody waits for it by then."""
+        self._task = tasks.begin(self._run(work))
+        self._task.add_done_callback(partial(self._ended, watch))
 
     @staticmethod
     async def _run(work: Coroutine[Any, Any, T]) -> T:
@@ -78,9 +77,19 @@ class Flight(Generic[S, T]):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def _ended(self, task: asyncio.Task[T]) -> None:
-        if not self._waiting and not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("a replay that nobody waits for any more failed: %r", error)
+    async def ended(self) -> None:
+        """Wait for its end, whatever it comes to."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
+
+    def _ended(self, watch: Watch, task: asyncio.Task[T]) -> None:
+        if self._waiting or task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            watch.succeeded("replay")
+        elif isinstance(error, Exception):
+            watch.failed("replay", error)
 
 
 class Reader(Generic[S]):
@@ -149,7 +158,7 @@ class Reader(Generic[S]):
                 head.base < head.seq or not self._context.written_whole(head.length, batch.nbytes)
             )
             flight = self.restoring = Flight[S, Held[S] | None]("state")
-            flight.begin(self._restore(flight, loaded, head, opens), self._tasks)
+            flight.begin(self._restore(flight, loaded, head, opens), self._tasks, self._context.watch)
             return await flight.result()
 
     async def answer(self, loaded: Loaded, head: Head, rid: str, seq: int) -> Owed | None:
@@ -166,7 +175,7 @@ class Reader(Generic[S]):
             if self.recomputing is not None:
                 self.recomputing.drop()
             flight = self.recomputing = Flight[S, Owed | None](rid)
-            flight.begin(self._recompute(flight, loaded, head, seq), self._tasks)
+            flight.begin(self._recompute(flight, loaded, head, seq), self._tasks, self._context.watch)
         found = await self.recomputing.result()
         self.recomputing = None
         return found
@@ -210,8 +219,7 @@ class Reader(Generic[S]):
     async def ended(self) -> None:
         """Wait until no replay is under way."""
         while self.restoring is not None:
-            with suppress(Exception):  # who asks for the state is told
-                await self.restoring.result()
+            await self.restoring.ended()
 
     async def stop(self) -> None:
         """Give up a replay that nobody waits for; what it has come to stays in memory."""

@@ -93,7 +93,7 @@ class Session(Generic[S]):
 
     def __init__(self, context: Context[S]) -> None:
         self._context = context
-        self._tasks = Tasks()
+        self._tasks = Tasks(context.watch)
         self._memory: Memory[S] = Memory()
         self._snapshotter = Snapshotter(context, self._tasks)
         self._reader = Reader(context, self._memory, self._snapshotter, self._tasks)

@@ -149,7 +149,7 @@ class Writer(Generic[S]):
             await admit()
             if not appending:
                 begun = self._context.clock()
-                appending.append(self._tasks.start(self._append(opened, attempt, batch), awaited=True))
+                appending.append(self._tasks.begin(self._append(opened, attempt, batch)))
 
         try:
             state, answer = await self._context.machine.step(opened.state, batch, start)
@@ -168,7 +168,7 @@ class Writer(Generic[S]):
         if opened is None:
             return Fenced()
         sent = self._context.clock()
-        appending = self._tasks.start(self._append(opened, attempt, batch), awaited=True)
+        appending = self._tasks.begin(self._append(opened, attempt, batch))
         return await self._appended(opened, attempt, batch, state, answer, appending, sent)
 
     async def _opened(self, held: Held[S]) -> Held[S] | None:
@@ -212,7 +212,7 @@ class Writer(Generic[S]):
         touched = sent if outcome.touched else held.touched
         following = replace(held.at(outcome.basis, attempt.number), state=state, touched=touched)
         applied = self._applied(following, answer)
-        self._tasks.start(self._context.settle(held.track, seq))
+        self._tasks.start("answers", self._context.settle(held.track, seq))
         self._snapshotter.consider(following)
         return applied
 

@@ -64,8 +64,7 @@ class Challengers:
         self._challengers = challengers
         self._share = share
         self._fleet = fleet
-        self._background = background
-        self._tasks = Tasks()
+        self._tasks = Tasks(background)
         self._waiting = 0
 
     @property
@@ -108,8 +107,7 @@ class Challengers:
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._waiting < _MOST_WAITING:
             self._waiting += 1
-            running = self._background.run("challenger", partial(self._quietly, work))
-            self._tasks.start(running).add_done_callback(self._done)
+            self._tasks.start("challenger", self._quietly(work)).add_done_callback(self._done)
 
     def _done(self, _: object) -> None:
         self._waiting -= 1

@@ -212,24 +212,3 @@ def test_the_end_has_one_budget_for_the_states_of_clients_and_of_candidates(run_
             sessions._evicting = asyncio.Semaphore(0)  # nobody can be written away
         began = time.monotonic()
     assert time.monotonic() - began < 3.5, "two or more budgets, one after the other"
-
-
-def test_an_eviction_that_fails_is_logged_with_its_cause_counted_and_shown(make_replica, stream, monkeypatch, caplog):
-    replica = make_replica(adapter="none", cache_bytes=0)
-    failing = 'acclimate_background_failing{task="evict"}'
-
-    async def fail(_):
-        raise RuntimeError("no way out")
-
-    (images,) = stream(0, 1)
-    with replica.sdk() as sdk:
-        with monkeypatch.context() as patch:
-            patch.setattr("acclimate_service.clients.sessions.Session.evict", fail)
-            sdk.predict("cam", images)
-            settled(replica)
-        assert replica.metric('acclimate_background_failures_total{task="evict"}') == 1
-        assert replica.metric(failing) == 1
-        assert "no way out" in caplog.text
-        sdk.predict("cam", images)
-        settled(replica)
-    assert replica.metric(failing) == 0

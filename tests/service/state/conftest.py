@@ -131,10 +131,17 @@ class Replica:
             machine,
             policy,
             Recorder(self.events.append),
+            self,
             clock=lambda: clock() + self.now,
             replays=replays,
         )
         self.session = Session(context)
+
+    def failed(self, task: str, error: Exception) -> None:
+        self.events.append(f"{task} failed: {error!r}")
+
+    def succeeded(self, task: str) -> None:
+        """Nobody asks."""
 
     def request(self, key: str | None = None, fingerprint: str = FINGERPRINT, number: int = 0) -> Request:
         return Request(self.client.rid(key) if key else random_rid(), fingerprint, number=number)

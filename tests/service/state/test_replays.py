@@ -78,6 +78,22 @@ async def test_a_replay_outlives_the_caller_who_began_it(pair):
     assert heir.events.count("replayed 12") == 1
 
 
+async def test_a_replay_that_fails_after_its_caller_gave_up_is_told_with_its_cause(pair):
+    dead, heir, machine = pair
+    await grown(dead, 3)
+    await crashed(dead)
+    machine.open.clear()
+    caller = asyncio.create_task(heir.apply(b"too late"))
+    await machine.begun.wait()
+    caller.cancel()
+    await asyncio.wait([caller])
+    machine.fails = lambda: True
+    machine.open.set()
+    await heir.session.replay_ended()
+    (told,) = [event for event in heir.events if event.startswith("replay failed: StateUnreadable")]
+    assert "ToyFailure" in told
+
+
 async def test_a_replay_has_no_deadline_though_the_caller_who_began_it_had_one(pair):
     dead, heir, machine = pair
     payloads = await grown(dead, 3)

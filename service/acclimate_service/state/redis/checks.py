@@ -13,7 +13,7 @@ from acclimate_service.state.limits import Limits
 from acclimate_service.state.redis.link import Target
 from acclimate_service.state.redis.scripts import PROBE
 from acclimate_service.state.redis.wire import Wire
-from acclimate_service.state.tasks import Tasks
+from acclimate_service.state.tasks import Tasks, Watch
 
 _OLDEST: Final = (6, 2)
 _KEEPS_ALL: Final = "noeviction"
@@ -151,16 +151,19 @@ class Probe:
     Args:
         wire: exchanges with Redis.
         facts: what it was found to be at the start.
+        watch: told how work went that nobody waits for.
         tenant: under whose name the tried change is written.
         override: accept it all the same if it could lose state.
     """
 
-    def __init__(self, wire: Wire, facts: StoreFacts, *, tenant: str, override: bool = False) -> None:
+    def __init__(
+        self, wire: Wire, facts: StoreFacts, watch: Watch, *, tenant: str, override: bool = False
+    ) -> None:
         self._wire = wire
         self._tenant = tenant
         self._override = override
         self._known = True
-        self._tasks = Tasks()
+        self._tasks = Tasks(watch)
         self._looking: asyncio.Task[str | None] | None = None
         self._fine_at = -math.inf
         self.facts = facts
@@ -168,7 +171,7 @@ class Probe:
     def reconnected(self) -> None:
         """Another server may listen there now, or the same one with other settings: it is asked what it is."""
         self._known, self._fine_at = False, -math.inf
-        self._tasks.start(self._fitness())
+        self._tasks.start("redis", self._fitness())
 
     async def obstacle(self) -> str | None:
         """Why Redis takes no changes, or should be given none; None if it takes them."""
@@ -176,7 +179,7 @@ class Probe:
         if clock() - self._fine_at < EVERY_S:
             return None
         if self._looking is None or self._looking.done():
-            self._looking = self._tasks.start(self._look())
+            self._looking = self._tasks.begin(self._look())
         return await asyncio.shield(self._looking)
 
     async def aclose(self) -> None:

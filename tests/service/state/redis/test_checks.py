@@ -16,6 +16,7 @@ from acclimate_service.state.redis import checks
 from acclimate_service.state.redis.checks import Durability, Probe, inspect, problems
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.redis.wire import Wire
+from acclimate_service.state.tasks import Logged
 
 
 @pytest_asyncio.fixture
@@ -86,7 +87,7 @@ async def make_probe(make_wire):
 
     async def make(url, **options):
         wire = make_wire(url)
-        probes.append(Probe(wire, await inspect(wire), tenant="default", **options))
+        probes.append(Probe(wire, await inspect(wire), Logged(), tenant="default", **options))
         return probes[-1]
 
     yield make
@@ -164,7 +165,7 @@ async def test_after_a_reconnection_redis_is_asked_again_what_it_is(own_server, 
 @pytest.mark.usefixtures("always_looks")
 async def test_of_a_cluster_each_master_is_tried_and_one_that_takes_changes_is_enough(cluster, cluster_link):
     wire = Wire(cluster_link)
-    probe, masters = Probe(wire, await inspect(wire), tenant="default"), cluster.masters
+    probe, masters = Probe(wire, await inspect(wire), Logged(), tenant="default"), cluster.masters
     assert {wire.server_of(key) for key in probe._keys()} == set(wire.masters)
     try:
         for master in masters:
