@@ -1,25 +1,22 @@
-"""A client that is configured again and again: nothing grows by it, and its batches take no longer."""
-
-import time
-from contextlib import ExitStack
-from statistics import median
+"""A client that is configured again and again: what is stored of it is bounded, and by the same again nothing is added."""
 
 import pytest
 
 from acclimate_client import LabelledRow
 
-PASSING = (b"i", b"x", b"a", b"y")  # what remembers requests: it is bounded by their number and their time
+TIMES = [100, pytest.param(3000, marks=pytest.mark.slow)]
+REQUESTS = (b"i", b"x")  # what remembers requests: it is bounded by their number and their time
 
 
-def sizes(replica):
-    keys = [key for key in replica.redis.keys("acc:*") if key.rpartition(b":")[2] not in PASSING]
-    return {key: replica.redis.memory_usage(key, samples=0) for key in keys}
+def stored(replica):
+    """Of each key: how many fields or members it has, and how many bytes it takes."""
+    count = {b"hash": replica.redis.hlen, b"zset": replica.redis.zcard, b"string": replica.redis.strlen}
+    keys = [key for key in replica.redis.keys("acc:*") if not key.endswith(b":l")]  # leases end by themselves
+    return {key: (count[replica.redis.type(key)](key), replica.redis.memory_usage(key, samples=0)) for key in keys}
 
 
-def configure_often(sdk, times):
-    """Each time it is another one than before."""
-    for number in range(times):
-        assert sdk.configure("cam", "atp", mode=("batch", "online")[number % 2]).changed
+def without_requests(found):
+    return {key: sizes for key, sizes in found.items() if key.rpartition(b":")[2] not in REQUESTS}
 
 
 def labelled_batch(sdk, images):
@@ -27,38 +24,42 @@ def labelled_batch(sdk, images):
     sdk.feedback("cam", [LabelledRow(done.request_id, 0, done.indices[0])])
 
 
-def test_neither_equal_nor_changing_configurations_leave_anything_that_grows(make_replica, stream):
+@pytest.fixture
+def labelled(make_replica, stream):
+    """A client with an adapter of its choice, a batch and a label."""
     replica, (images,) = make_replica(keep_snapshots=0, inline_max=10**8), stream(0, 1)
     with replica.sdk() as sdk:
-        found = []
-        for times in (2, 40, 41):
-            configure_often(sdk, times)
+        sdk.configure("cam", "atp", mode="online")
+        labelled_batch(sdk, images)
+    return replica, images
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_what_is_configured_as_it_is_adds_nothing_at_all(labelled, times):
+    """No version, no row, no request that is remembered, and not a byte of any key is another one."""
+    replica, _ = labelled
+    before = replica.keys("cam"), stored(replica)
+    version = replica.http.get("/clients/cam").json()["state"]["version"]
+    with replica.sdk() as sdk:
+        for _ in range(times):
+            assert not sdk.configure("cam", "atp", mode="online").changed
+    assert (replica.keys("cam"), stored(replica)) == before
+    assert replica.http.get("/clients/cam").json()["state"]["version"] == version
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_what_is_configured_anew_each_time_leaves_no_more_than_a_few_times_did(labelled, times):
+    replica, images = labelled
+    found = []
+    with replica.sdk() as sdk:
+        for often in (2, times):
+            for number in range(often):  # each time it is another one than before
+                assert sdk.configure("cam", "atp", mode=("batch", "online")[number % 2]).changed
             labelled_batch(sdk, images)
             replica.keys("cam")
-            found.append(sizes(replica))
-        assert set(found[1]) == set(found[2])
-        assert sum(found[2].values()) <= 1.1 * sum(found[1].values())
-        version = sdk.get("cam").state.version
-        for _ in range(50):
-            assert not sdk.configure("cam", "atp", mode="batch").changed
-        assert sizes(replica) == found[2]
-        assert sdk.get("cam").state.version == version
-
-
-@pytest.mark.slow
-def test_3000_configurations_make_no_batch_slower(make_replica, stream):
-    """Beside another service that has seen two, batch by batch: whatever else the machine does slows down both."""
-    took, batches = ([], []), stream(0, 101)
-    with ExitStack() as stack:
-        sdks = [stack.enter_context(make_replica().sdk()) for _ in took]
-        for sdk, times in zip(sdks, (2, 3000), strict=True):
-            configure_often(sdk, times)
-            sdk.predict("cam", batches[0])
-        for images in batches[1:]:
-            for sdk, seconds in zip(sdks, took, strict=True):
-                began = time.monotonic()
-                sdk.predict("cam", images)
-                seconds.append(time.monotonic() - began)
-    few, many = map(median, took)
-    print(f"median of 100 batches: {1000 * few:.1f} ms after 2 configurations, {1000 * many:.1f} ms after 3000")
-    assert many <= 1.25 * few
+            found.append(stored(replica))
+    few, many = map(without_requests, found)
+    assert {key: fields for key, (fields, _) in many.items()} == {key: fields for key, (fields, _) in few.items()}
+    assert sum(size for _, size in many.values()) <= 1.1 * sum(size for _, size in few.values())
+    requests = [fields for key, (fields, _) in found[1].items() if key.rpartition(b":")[2] in REQUESTS]
+    assert requests == [times + 9] * 2, "each is remembered once, for its time"

@@ -15,6 +15,16 @@ async def ttls(admin: Redis) -> dict[str, int]:
     return {key.decode(): await admin.pttl(key) for key in await admin.keys()}
 
 
+async def test_a_client_that_is_only_reset_remembers_no_more_requests_than_others(make_driver, admin: Redis):
+    driver = make_driver(key_cap=3, key_min_ms=1)
+    await driver.committed()
+    for _ in range(100):
+        await driver.reset()
+    assert await admin.hlen(driver.client.markers) <= 3 + 1
+    assert await admin.zcard(driver.client.marker_times) == await admin.hlen(driver.client.markers)
+    assert not await admin.exists(driver.client.answers, driver.client.answer_times), "nor their answers"
+
+
 async def test_i8_every_key_expires_and_the_head_goes_first(make_driver, admin: Redis):
     driver = make_driver(**LARGE)
     await driver.committed(state=b"1" * 500)

@@ -2,13 +2,13 @@
 -- Where a tag is given, it wipes nothing that came after the change of that tag either.
 
 local keys = {
-  registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4],
-  head = KEYS[5], journal = KEYS[6], lease = KEYS[7], snapshot = KEYS[8],
+  registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4], answer_times = KEYS[5],
+  head = KEYS[6], journal = KEYS[7], lease = KEYS[8], snapshot = KEYS[9],
 }
 local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local sid, model, config = unpack(ARGV, 5, 7)
-local state_ttl, key_ttl, paused = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local version, basis_tag = ARGV[11], ARGV[12]
+local state_ttl, key_ttl, key_min, key_cap = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local paused, version, basis_tag = ARGV[12], ARGV[13], ARGV[14]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -18,6 +18,7 @@ if not seq then return {'ABSENT'} end
 if snap ~= sid or (basis_tag and tag ~= basis_tag) then return conflict(registry, keys.head) end
 
 local opened = tonumber(string.match(fence, '^(%d+)')) or 0
+local now = now_ms()
 seq = whole(seq + 1)
 
 -- The first write frees memory, so a full Redis lets the script pass.
@@ -28,6 +29,7 @@ note_version(keys, version)
 if config ~= '' then redis.call('HSET', keys.head, 'cfg', config) end
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
 redis.call('HSET', keys.registry, 'm:' .. model, '')
-remember(keys, ask, model, seq, registry.life, now_ms(), key_ttl)
+remember(keys, ask, model, seq, registry.life, now, key_ttl)
+sweep_markers(keys, now, key_ttl, key_min, key_cap)
 extend_scope(keys, state_ttl)
 return {'OK', seq, registry.life, '0'}
