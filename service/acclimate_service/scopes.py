@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +14,8 @@ from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations, canonical
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
-from acclimate_service.compute.lineage import ModelLineage
+from acclimate_service.compute.lineage import ModelLineage, known_versions
+from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.arms import Arms, Rows, Shares
 from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
@@ -35,6 +37,9 @@ from acclimate_service.state import (
 )
 from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
 from acclimate_service.trials.promotion import Champion, PairedTrial
+
+ARMS: Final = "arms"
+"""Scope of what labels say of the arms of portfolios, beside the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,31 @@ class Scopes:
     places: Places
     replays: ReplayQueue = field(default_factory=ReplayQueue)
 
-    def evidence(self, scope: str, policy: AnswerPolicy, alpha: float) -> Fleet:
-        """What the labels of all clients say in one scope."""
-        settings = self.settings
-        pools = Pools(Counts, self.wire, self.limits, scope, settings.tenant, settings.secret)
-        return Fleet(pools, policy, self.metrics.background, alpha=alpha, needed=settings.guard_clients)
+    def evidence(self, scope: str, policy: AnswerPolicy, alpha: float, others: Sequence[str] = ()) -> Fleet:
+        """What the labels of all clients say in one scope; `others` are those of other versions of the model."""
+        return Fleet(
+            self._pools(scope),
+            policy,
+            self.metrics.background,
+            alpha=alpha,
+            needed=self.settings.guard_clients,
+            others=[self._pools(other) for other in others],
+        )
+
+    async def forget(self, versions: str, client: ClientScope) -> None:
+        """Have nothing left of a deleted client beside its states, whichever version of a model it was told of.
+
+        Args:
+            versions: tenant under which the versions of models are noted.
+            client: which.
+
+        Raises:
+            StateError: Redis failed.
+        """
+        for place in await known_versions(self.wire, versions):
+            for scope in (place.key, scope_of(place.key, ARMS), scope_of(place.key, place.version.default)):
+                await self._pools(scope).forget(client)
+            await Cohorts(self.wire, self.limits, place.key, self.settings.tenant).forget(client.client)
 
     def arms(self, scope: str, model: FrozenModel, configurations: Configurations) -> Arms:
         """What the labels of all clients say of the arms of portfolios in one scope."""
@@ -155,3 +180,6 @@ class Scopes:
 
         each = [Challenger(name, beside(name, name), None if pairs is None else trial(name, pairs)) for name in names]
         return Challengers(each, self.settings.candidate_share, fleet, self.metrics.background)
+
+    def _pools(self, scope: str) -> Pools[Counts]:
+        return Pools(Counts, self.wire, self.limits, scope, self.settings.tenant, self.settings.secret)

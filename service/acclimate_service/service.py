@@ -39,7 +39,7 @@ from acclimate_service.guard.fleet import Fleet, Heard
 from acclimate_service.guard.record import Label
 from acclimate_service.metrics import Background, Metrics
 from acclimate_service.models import Model, load_model, settings_by_model
-from acclimate_service.scopes import Scopes
+from acclimate_service.scopes import ARMS, Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
@@ -66,8 +66,6 @@ from acclimate_service.trials.promotion import Champion
 from acclimate_store import Bundle, Catalogue
 from acclimate_store.identity import identity_of
 
-_ARMS: Final = "arms"
-"""Scope of what labels say of the arms of portfolios, beside the model's."""
 _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
 _LONGEST_CENSUS_S: Final = 1.0
@@ -289,8 +287,8 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
     fleet = arms = pairs = challengers = None
     if settings.guard != "off":
-        fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha)
-        arms = scopes.arms(scope_of(lineage.key, _ARMS), bundle.model, configurations)
+        fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha, lineage.siblings)
+        arms = scopes.arms(scope_of(lineage.key, ARMS), bundle.model, configurations)
         machine.hear = arms.keep_fresh
     if settings.auto_switch:
         pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(candidates))
@@ -322,7 +320,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
 
     replies = Replies(store, lineage.scope, configurations)
     new_states = NewStates(bundle, configurations, lineage, worker, budget)
-    forgetting = [*(each.forget for each in evidence), rounds.forget]
+    forgetting = [rounds.forget, partial(scopes.forget, shared.tenant)]
     service = Service(
         settings=settings,
         bundle=bundle,

@@ -20,6 +20,7 @@ from acclimate_adapters import Source
 from acclimate_client import LabelledRow
 from acclimate_client.errors import StateMismatchError
 from acclimate_service.serving import _elsewhere
+from acclimate_service.state import ClientScope
 from acclimate_store import Catalogue, write_bundle
 from acclimate_store.architectures import build
 from acclimate_store.files import MODEL_FILE
@@ -283,6 +284,72 @@ def test_evidence_of_the_fleet_is_about_one_version(serve: Any, batches: list[An
         sdk.feedback("labelled", [LabelledRow(given.request_id, row, 0) for row in range(10)])
     assert labelled(serve("1")) == 10
     assert labelled(serve(MOMENTS)) == before
+
+
+def shown(replica: Any, client: str) -> int:
+    """Labelled rows that GET shows of a client."""
+    reply = replica.http.get(f"/clients/{client}")
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["guard"]["labelled"])
+
+
+def tell(replica: Any, client: str, images: Any, rows: int) -> None:
+    (given,) = send(replica, client, [images])
+    with replica.sdk() as sdk:
+        sdk.feedback(client, [LabelledRow(given.request_id, row, 0) for row in range(rows)])
+
+
+def test_labels_that_were_told_before_an_upgrade_are_shown_from_the_first_look_on(
+    serve: Any, batches: list[Any]
+) -> None:
+    for client, adapter in (("stays", "atp"), ("learns", "atp"), ("restarts", "atp"), ("begins-anew", "bbse")):
+        configure(serve("1"), client, adapter, **({"mode": "online"} if adapter == "atp" else {}))
+        tell(serve("1"), client, batches[0], 10)
+    new = serve(CONFUSION)
+    assert [shown(new, client) for client in ("stays", "learns", "restarts")] == [10, 10, 10]
+    assert shown(new, "begins-anew") == 0, "its adapter reads what has changed"
+    send(new, "stays", batches[1:2])
+    assert shown(new, "stays") == 10
+    tell(new, "learns", batches[1], 5)
+    assert shown(new, "learns") == 15
+    with new.sdk() as sdk:
+        sdk.reset("restarts")
+    assert shown(new, "restarts") == 0
+
+
+def test_of_a_client_that_expired_the_next_existence_has_no_labels(serve: Any, batches: list[Any]) -> None:
+    replica = serve("1")
+    tell(replica, "expired", batches[0], 10)
+    assert shown(replica, "expired") == 10
+    replica.keys("expired")
+    replica.redis.delete(*replica.redis.keys("acc:{default/expired}:*"))
+    replica.run(forgotten(replica, "expired"))
+    send(replica, "expired", batches[:1])
+    assert shown(replica, "expired") == 0
+
+
+async def forgotten(replica: Any, client: str) -> None:
+    replica.service.sessions.drop(client)
+
+
+def test_a_deleted_client_leaves_nothing_with_any_version(serve: Any, batches: list[Any]) -> None:
+    old, new = serve("1"), serve(MOMENTS)
+    configure(old, "deleted", "fed_ade")
+    for replica in (old, new):
+        tell(replica, "deleted", batches[0], 5)
+        replica.run(replica.service.rounds._cohorts.note("deleted"))
+    name = old.service.fleet._pools._name(ClientScope("deleted")).encode()
+
+    def left() -> list[bytes]:
+        """Fields and members that name it."""
+        hashes, indices = (list(old.redis.scan_iter("acc:*~*", _type=kind)) for kind in ("hash", "zset"))
+        fields = [field for key in hashes for field in old.redis.hkeys(key) if name in field]
+        return fields + [member for key in indices for member in old.redis.zrange(key, 0, -1) if b"deleted" in member]
+
+    assert len(left()) >= 3, "two pools and a cohort"
+    with new.sdk() as sdk:
+        sdk.delete("deleted")
+    assert left() == []
 
 
 def test_states_that_were_written_before_versions_were_noted_are_found(

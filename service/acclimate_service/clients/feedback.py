@@ -17,7 +17,7 @@ from acclimate_service.guard.evidence import Counts, accuracy, verdict
 from acclimate_service.guard.fleet import Fleet, Heard
 from acclimate_service.guard.policy import Decision
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import Batch, ClientScope, ClientUnknown, Head, Paused
+from acclimate_service.state import Batch, ClientUnknown, Head, Paused
 
 
 class Feedback:
@@ -92,12 +92,16 @@ class Feedback:
         shown["guard"] = describe(counts, fleet.alpha, fleet.decide(counts, configuration))
         return replace(reply, answer=orjson.dumps(shown), configuration=configuration)
 
-    async def of_client(self, client: ClientScope, configuration: str) -> Mapping[str, Any] | None:
+    async def of_client(self, request: ClientRequest, configuration: str) -> Mapping[str, Any] | None:
         """What a client's labels show under its present configuration; None without a guard."""
         fleet = self._fleet
         if fleet is None:
             return None
-        counts = await fleet.own(client, configuration)
+        counts = await fleet.own(request.client, configuration)
+        if counts is None:
+            async with self._sessions.turn(request) as turn:
+                record = (await turn.session.present()).state.record
+            counts = record.counts if record else Counts()
         return describe(counts, fleet.alpha, fleet.decide(counts, configuration))
 
     async def of_all(self, challengers: Collection[str]) -> Mapping[str, Any]:

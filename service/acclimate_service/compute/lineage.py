@@ -153,6 +153,11 @@ class ModelLineage:
             found[bundle] += clients.get(scope, 0)
         return {bundle: number for bundle, number in sorted(found.items()) if number}
 
+    @property
+    def siblings(self) -> tuple[str, ...]:
+        """Keys of the other versions of this identity, the latest first: from their states clients may go on."""
+        return tuple(key for key in reversed(self._identities) if key != self.key)
+
     def beside(self) -> "ModelLineage":
         """The same for states beside those of the clients: their configuration is nobody's choice."""
         other = copy(self)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Generic
 
 from acclimate_service.guard.evidence import ALPHA, CLIENTS, Counts, Pooled
@@ -66,10 +66,6 @@ class Heard(ABC, Generic[T]):
         except StateError as error:
             self._background.failed(self._task, error)
 
-    async def forget(self, client: ClientScope) -> None:
-        """Take away what a deleted client told; raises StateError where Redis fails."""
-        await self._pools.forget(client)
-
     async def reset(self) -> None:
         """Let nothing count that any client told so far; raises StateError where Redis fails."""
         await self._pools.reset()
@@ -96,6 +92,7 @@ class Fleet(Heard[Counts]):
         background: watches over what nobody waits for.
         alpha: of each test.
         needed: clients that have to agree before anything follows for the others.
+        others: where it is kept of other versions of the model, from whose states clients may go on.
     """
 
     def __init__(
@@ -106,11 +103,13 @@ class Fleet(Heard[Counts]):
         *,
         alpha: float = ALPHA,
         needed: int = CLIENTS,
+        others: Sequence[Pools[Counts]] = (),
     ) -> None:
         super().__init__(pools, background, _TASK)
         self.policy = policy
         self.alpha = alpha
         self._needed = needed
+        self._others = others
         self._heard: Mapping[str, Pooled] = {}
         self._against: Mapping[str, Decision] = self._decided()
 
@@ -142,10 +141,17 @@ class Fleet(Heard[Counts]):
         await self.hear()
         return self._heard
 
-    async def own(self, client: ClientScope, configuration: str) -> Counts:
-        """The evidence that one client has told; raises StateError where Redis fails."""
+    async def own(self, client: ClientScope, configuration: str) -> Counts | None:
+        """The evidence that one client has told; None: it was told under another version, and only the state knows it.
+
+        Raises StateError where Redis fails.
+        """
+        life = await self._pools.life(client)
         share = await self._pools.share(client, configuration)
-        return share.counts if share else Counts()
+        if share is not None:
+            return share.counts if share.life == life else Counts()
+        before = [await pools.share(client, configuration) for pools in self._others]
+        return None if any(each is not None and each.life == life for each in before) else Counts()
 
     async def restart(self, client: ClientScope, configuration: str, *, life: str, seq: int) -> None:
         """Forget what one client's labels said of a state that it has no more; the rows that counted still do."""

@@ -239,7 +239,7 @@ async def test_labels_of_a_client_that_is_deleted_meanwhile_say_nothing(fleet, p
     await told_by(fleet, driver, life, rows(losses=3))
     assert await sums(pools) == {ATP: (rows(losses=3), 1)}
     await driver.store.delete(driver.client)
-    await fleet.forget(driver.client)
+    await pools.forget(driver.client)
     await told_by(fleet, driver, life, rows(losses=4), seq=2)
     assert await sums(pools) == {}, "told after the client was forgotten"
     await driver.committed()
@@ -247,7 +247,7 @@ async def test_labels_of_a_client_that_is_deleted_meanwhile_say_nothing(fleet, p
 
     async def tell_late(*args):
         await driver.store.delete(driver.client)
-        await fleet.forget(driver.client)
+        await pools.forget(driver.client)
         await tell(*args)
 
     monkeypatch.setattr(pools, "tell", tell_late)
@@ -259,7 +259,7 @@ async def test_late_labels_of_an_earlier_life_are_not_counted_in_the_next_one(fl
     await driver.committed()
     earlier = await life_of(driver)
     await driver.store.delete(driver.client)
-    await fleet.forget(driver.client)
+    await pools.forget(driver.client)
     await driver.committed()
     now = await life_of(driver)
     for seq in (1, 2):
@@ -276,7 +276,7 @@ async def test_the_fleet_follows_several_clients_that_agree_and_no_single_one(fl
     await pools.tell(ClientScope("honest"), ATP, share(losses=12))
     await fleet.pooled()
     assert fleet.against() == {ATP: Decision("frozen", "fleet_harmful")}
-    await fleet.forget(ClientScope("liar-0"))
+    await pools.forget(ClientScope("liar-0"))
     await fleet.pooled()
     assert fleet.against() == {}
     await fleet.reset()

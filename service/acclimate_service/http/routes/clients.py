@@ -11,7 +11,7 @@ from acclimate_service.clients.clients import Wanted, adaptation
 from acclimate_service.clients.requests import Precondition, etag
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, client_scope, json
+from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.payload import load_json, media_type, unsupported
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
@@ -61,10 +61,10 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
 
     async def describe(request: Request, client_id: str) -> Response:
         """Adapter of a client, and version, size and place of its state."""
-        client = client_scope(client_id, request.state.caller.tenant, service.settings.tenant)
-        described = await service.clients.describe(client)
+        context = RequestContext(intake, request, client_id, keyed=False, query=None)
+        described = await service.clients.describe(context.client)
         state = {**described.state, "durability": service.probe.facts.durability}
-        guard = await service.feedback.of_client(client, described.configuration)
+        guard = await service.feedback.of_client(await context.request(b"describe"), described.configuration)
         body = {
             "client_id": client_id,
             "model": intake.model,

@@ -156,9 +156,7 @@ class Probe:
         override: accept it all the same if it could lose state.
     """
 
-    def __init__(
-        self, wire: Wire, facts: StoreFacts, watch: Watch, *, tenant: str, override: bool = False
-    ) -> None:
+    def __init__(self, wire: Wire, facts: StoreFacts, watch: Watch, *, tenant: str, override: bool = False) -> None:
         self._wire = wire
         self._tenant = tenant
         self._override = override
