@@ -1,9 +1,10 @@
 """What one replica keeps of its clients, scope by scope: their own states, and those of challengers beside them."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +19,7 @@ from acclimate_service.compute.lineage import ModelLineage, known_versions
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.arms import Arms, Rows, Shares
 from acclimate_service.guard.evidence import Counts
-from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.fleet import Fleet, Heard
 from acclimate_service.guard.policy import Policy as AnswerPolicy
 from acclimate_service.guard.pools import Pools
 from acclimate_service.metrics import Metrics, StateMetrics
@@ -38,8 +39,47 @@ from acclimate_service.state import (
 from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
 from acclimate_service.trials.promotion import Champion, PairedTrial
 
-ARMS: Final = "arms"
+_ARMS: Final = "arms"
 """Scope of what labels say of the arms of portfolios, beside the model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All that is kept of the clients of one model.
+
+    Args:
+        sessions: of the states that they are answered by.
+        fleet: evidence of their adapters; None if nobody compares.
+        arms: evidence of the arms of portfolios; None if nobody compares.
+        pairs: evidence of paired trials; None if nobody is promoted.
+        challengers: with their states beside those; None if nobody is tried out.
+    """
+
+    sessions: Sessions
+    fleet: Fleet | None
+    arms: Arms | None
+    pairs: Fleet | None
+    challengers: Challengers | None
+
+    @property
+    def everywhere(self) -> Sequence[Sessions]:
+        """The sessions of all scopes, the clients' own states first."""
+        return [self.sessions, *(self.challengers.sessions if self.challengers else ())]
+
+    @property
+    def evidence(self) -> Sequence[Heard[Any]]:
+        """All that labels say."""
+        return [each for each in (self.fleet, self.arms, self.pairs) if each is not None]
+
+    async def aclose(self, budget_s: float) -> None:
+        """Write away what is in memory, all within one budget."""
+        until = time.monotonic() + budget_s
+        if self.challengers is not None:
+            await self.challengers.stop()
+        for sessions in self.everywhere:
+            await sessions.aclose(max(0.0, until - time.monotonic()))
+        for each in self.evidence:
+            await each.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +103,23 @@ class Scopes:
     places: Places
     replays: ReplayQueue = field(default_factory=ReplayQueue)
 
+    def kept(self, model: FrozenModel, configurations: Configurations, candidates: Sequence[str]) -> Kept:
+        """What is kept of the clients of a model, while these candidates are tried out."""
+        settings, key, default = self.settings, self.lineage.key, configurations.default
+        fleet = arms = pairs = challengers = None
+        if settings.guard != "off":
+            fleet = self.evidence(key, settings.guard, settings.guard_alpha, self.lineage.siblings)
+            arms = self.arms(scope_of(key, _ARMS), model, configurations)
+        if settings.auto_switch:
+            pairs = self.evidence(scope_of(key, default), "adapt", settings.guard_alpha / len(candidates))
+        champion = Champion(default, pairs, self.metrics)
+        beside_bytes = settings.cache_bytes // 4 if candidates and fleet is not None else 0
+        own_bytes = settings.cache_bytes - beside_bytes
+        sessions = self.sessions(self.lineage.scope, champion.configuration, own_bytes, self.metrics.state)
+        if fleet is not None and candidates:
+            challengers = self.challengers(candidates, champion, sessions, fleet, pairs, beside_bytes)
+        return Kept(sessions, fleet, arms, pairs, challengers)
+
     def evidence(self, scope: str, policy: AnswerPolicy, alpha: float, others: Sequence[str] = ()) -> Fleet:
         """What the labels of all clients say in one scope; `others` are those of other versions of the model."""
         return Fleet(
@@ -85,7 +142,7 @@ class Scopes:
             StateError: Redis failed.
         """
         for place in await known_versions(self.wire, versions):
-            for scope in (place.key, scope_of(place.key, ARMS), scope_of(place.key, place.version.default)):
+            for scope in (place.key, scope_of(place.key, _ARMS), scope_of(place.key, place.version.default)):
                 await self._pools(scope).forget(client)
             await Cohorts(self.wire, self.limits, place.key, self.settings.tenant).forget(client.client)
 

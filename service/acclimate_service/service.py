@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -24,22 +23,21 @@ from acclimate_service.clients.requests import Caller, ClientRequest, Replies, R
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations
-from acclimate_service.compute.costs import Pace
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
 from acclimate_service.compute.lineage import ModelLineage, Version, known_versions, older_in_store
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.compute.process import available_cores, background, pool
 from acclimate_service.compute.shares import FLOW
-from acclimate_service.compute.steps import StepParameters
+from acclimate_service.compute.steps import StepParameters, Steps
 from acclimate_service.compute.worker import Worker
 from acclimate_service.federated.cohort import Rounds
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.arms import Arms
-from acclimate_service.guard.fleet import Fleet, Heard
+from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.record import Label
 from acclimate_service.metrics import Background, Metrics
 from acclimate_service.models import Model, load_model, settings_by_model
-from acclimate_service.scopes import ARMS, Scopes
+from acclimate_service.scopes import Kept, Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
     Announcements,
@@ -61,8 +59,7 @@ from acclimate_service.state import (
     connect,
     take_census,
 )
-from acclimate_service.trials.challengers import Challengers, scope_of
-from acclimate_service.trials.promotion import Champion
+from acclimate_service.trials.challengers import Challengers
 from acclimate_store import Bundle, Catalogue
 from acclimate_store.identity import identity_of
 
@@ -89,7 +86,7 @@ class Service:
     limits: Limits
     metrics: Metrics
     worker: Worker
-    pace: Pace
+    steps: Steps
     wire: Wire
     probe: Probe
     private_redis: EmbeddedRedis | None
@@ -129,7 +126,7 @@ class Service:
 
     async def predict_frozen(self, images: NDArray[Any], parameters: StepParameters, caller: Caller) -> Reply:
         """Answer a batch for no client, as `Engine.predict_frozen` does; its images are counted as its caller's."""
-        flow, seconds = FLOW.get(), self.pace.seconds(FROZEN, len(images))
+        flow, seconds = FLOW.get(), self.steps.seconds(FROZEN, len(images))
         with self.admission.rows.hold(flow, len(images)), self.admission.backlog.hold(flow, seconds):
             if self.rates is not None:
                 await self._metered(caller.tenant, len(images))
@@ -176,9 +173,9 @@ class Service:
             Problem: `too_many_requests`.
         """
         session = self.sessions.peek(client)
-        configuration = (session.config if session else None) or self.configurations.default
-        seconds = self.pace.seconds(configuration, rows)
-        flow = FLOW.get()
+        held = session.memory.held if session else None
+        configuration = held.config if held else self.configurations.default
+        flow, seconds = FLOW.get(), self.steps.seconds(configuration, rows)
         with self.admission.rows.hold(flow, rows), self.admission.backlog.hold(flow, seconds):
             yield
 
@@ -264,7 +261,6 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     """Open what serves one model, beside others, and answer a first batch; raises as `open_service`."""
     settings, bundle, configurations, candidates, budget = model
     limits, metrics, worker, redis = shared.limits, shared.metrics, shared.worker, shared.redis
-    pace = Pace(budget)
     wire, store = redis.wire, redis.store
     lineage = await _lineage(settings, shared, bundle, configurations)
     bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
@@ -274,7 +270,6 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         lineage,
         worker,
         budget,
-        pace,
         metrics,
         shared.low_priority,
         exact_above=settings.inline_max,
@@ -282,28 +277,15 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         influence=settings.influence,
         ask_budget=settings.ask_budget,
     )
-    default = configurations.default
     places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
     scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
-    fleet = arms = pairs = challengers = None
-    if settings.guard != "off":
-        fleet = scopes.evidence(lineage.key, settings.guard, settings.guard_alpha, lineage.siblings)
-        arms = scopes.arms(scope_of(lineage.key, ARMS), bundle.model, configurations)
+    kept = scopes.kept(bundle.model, configurations, candidates)
+    stack.push_async_callback(kept.aclose, settings.drain_budget_s)
+    sessions, fleet, arms = kept.sessions, kept.fleet, kept.arms
+    if arms is not None:
         machine.hear = arms.keep_fresh
-    if settings.auto_switch:
-        pairs = scopes.evidence(scope_of(lineage.key, default), "adapt", settings.guard_alpha / len(candidates))
-    evidence: list[Heard[Any]] = [each for each in (fleet, arms, pairs) if each is not None]
-    for each in evidence:
-        stack.push_async_callback(each.aclose)
-    champion = Champion(default, pairs, metrics)
-    beside_bytes = settings.cache_bytes // 4 if candidates and fleet is not None else 0
-    own_bytes = settings.cache_bytes - beside_bytes
-    sessions = scopes.sessions(lineage.scope, champion.configuration, own_bytes, metrics.state)
-    if fleet is not None and candidates:
-        challengers = scopes.challengers(candidates, champion, sessions, fleet, pairs, beside_bytes)
-    stack.push_async_callback(_close_sessions, sessions, challengers, settings.drain_budget_s)
 
-    announcements = _announcements(redis, settings.tenant, lineage.scope, sessions, challengers, metrics.background)
+    announcements = _announcements(redis, settings.tenant, lineage.scope, kept, metrics.background)
     announcements.start()
     stack.push_async_callback(announcements.aclose)
     cohorts = Cohorts(wire, limits, lineage.oldest_like(create("fed_ade", layers="all").needs), settings.tenant)
@@ -320,7 +302,8 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
 
     replies = Replies(store, lineage.scope, configurations)
     new_states = NewStates(bundle, configurations, lineage, worker, budget)
-    forgetting = [rounds.forget, partial(scopes.forget, shared.tenant)]
+    forgetting = (rounds.forget, partial(scopes.forget, shared.tenant))
+    frozen_on_outage = settings.store_outage == "frozen"
     service = Service(
         settings=settings,
         bundle=bundle,
@@ -328,34 +311,26 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         limits=limits,
         metrics=metrics,
         worker=worker,
-        pace=pace,
+        steps=machine.steps,
         wire=wire,
         probe=redis.probe,
         private_redis=redis.private,
         sessions=sessions,
         admission=shared.admission,
         rates=shared.rates,
-        engine=Engine(
-            sessions,
-            machine,
-            replies,
-            metrics,
-            fleet=fleet,
-            arms=arms,
-            frozen_on_outage=settings.store_outage == "frozen",
-        ),
+        engine=Engine(sessions, machine, replies, metrics, fleet=fleet, arms=arms, frozen_on_outage=frozen_on_outage),
         clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
-        feedback=Feedback(configurations, sessions, replies, fleet, arms, evidence, budget, metrics),
+        feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),
         fleet=fleet,
         arms=arms,
-        challengers=challengers,
+        challengers=kept.challengers,
         rounds=rounds,
         elsewhere=lineage.elsewhere(_of_tenant(shared.census, settings.tenant)),
         counted=shared.census.complete,
     )
     # noise, since no step is taken on flat pictures
     noise = np.random.default_rng(0).integers(0, 256, (2, *bundle.manifest.input.shape), np.uint8)
-    await service.engine.warm_up(noise, default)
+    await service.engine.warm_up(noise, configurations.default)
     if settings.round_interval_s is not None:
         rounds.repeat(settings.round_interval_s, settings.round_clients)
     return service
@@ -383,42 +358,25 @@ async def _open_redis(settings: Settings, limits: Limits, watch: Background, sta
     return _Redis(private, link, wire, store, probe)
 
 
-async def _close_sessions(sessions: Sessions, challengers: Challengers | None, budget_s: float) -> None:
-    """Write away what is in memory, the clients' own states first, all within one budget."""
-    until = time.monotonic() + budget_s
-    if challengers is not None:
-        await challengers.stop()
-    for each in (sessions, *(challengers.sessions if challengers else ())):
-        await each.aclose(max(0.0, until - time.monotonic()))
-
-
-def _announcements(
-    redis: _Redis,
-    tenant: str,
-    model: str,
-    sessions: Sessions,
-    challengers: Challengers | None,
-    watched: Background,
-) -> Announcements:
+def _announcements(redis: _Redis, tenant: str, model: str, kept: Kept, watched: Background) -> Announcements:
     """Forget the states of clients that other replicas delete, and hand over those that others wait for."""
-    everywhere = [sessions, *(challengers.sessions if challengers else ())]
 
     def dropped(name: str) -> None:
         owner, _, client = name.partition("/")
         if owner == tenant:
-            for each in everywhere:
+            for each in kept.everywhere:
                 each.drop(client)
 
     def missed() -> None:
         watched.succeeded("announcements")
         redis.probe.reconnected()
-        for each in everywhere:
+        for each in kept.everywhere:
             each.check_all()
 
     def wanted(name: str) -> None:
         prefix = f"{model}/{tenant}/"
         if name.startswith(prefix):
-            sessions.hand_over(name.removeprefix(prefix))
+            kept.sessions.hand_over(name.removeprefix(prefix))
 
     return Announcements(redis.link, dropped, missed, partial(watched.failed, "announcements"), wanted)
 

@@ -334,7 +334,6 @@ async def forgotten(replica: Any, client: str) -> None:
 
 def test_a_deleted_client_leaves_nothing_with_any_version(serve: Any, batches: list[Any]) -> None:
     old, new = serve("1"), serve(MOMENTS)
-    configure(old, "deleted", "fed_ade")
     for replica in (old, new):
         tell(replica, "deleted", batches[0], 5)
         replica.run(replica.service.rounds._cohorts.note("deleted"))

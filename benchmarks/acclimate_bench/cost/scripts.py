@@ -14,7 +14,18 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from acclimate_bench.cost.report import Report
 from acclimate_bench.cost.timing import Timing
-from acclimate_service.state import Batch, ClientScope, Limits, Link, StateStore, Wire, connect, new_id, random_rid
+from acclimate_service.state import (
+    Batch,
+    Change,
+    ClientScope,
+    Limits,
+    Link,
+    StateStore,
+    Wire,
+    connect,
+    new_id,
+    random_rid,
+)
 from acclimate_service.state.journal import Appended, Flipped, Opened
 from acclimate_service.state.records import Attempt, Basis, Committed, Snapshot
 from acclimate_service.state.redis.embedded import EmbeddedRedis
@@ -80,9 +91,8 @@ class Committing:
             model=MODEL,
             basis=self.basis,
             attempt=attempt,
-            state=self.state,
+            change=Change("", self.state, ANSWER),
             adapter="atp",
-            answer=ANSWER,
             inline=self.inline,
         )
         took = time.perf_counter() - began

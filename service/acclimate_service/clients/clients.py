@@ -94,7 +94,8 @@ class Clients:
         if stored is None:
             raise _no_client(client)
         session = self._sessions.peek(client)
-        in_memory = session is not None and session.version == stored.seq
+        held = session.memory.held if session else None
+        in_memory = held is not None and held.seq == stored.seq
         return Described(stored.config, stored.paused, _describe(stored, in_memory))
 
     async def configure(self, request: ClientRequest, wanted: Wanted) -> Reply:
@@ -119,7 +120,7 @@ class Clients:
                 answer = {"adapter": state.state.adapter, "enrolled": len(examples.labels)}
                 return Change(present.config, state, orjson.dumps(answer))
 
-            applied = await turn.session.replace(turn.request, change)
+            applied = await turn.session.apply(turn.request, change)
             await self._restart_evidence(request.client, applied)
             return await self._replies.of(request.client, applied)
 
@@ -146,7 +147,7 @@ class Clients:
                 state = await self._new_states.imported(present.config, data, turn.request.admit)
                 return Change(present.config, state, orjson.dumps({"adapter": state.state.adapter}))
 
-            applied = await turn.session.replace(turn.request, change)
+            applied = await turn.session.apply(turn.request, change)
             await self._restart_evidence(request.client, applied)
             return await self._replies.of(request.client, applied)
 
@@ -172,7 +173,7 @@ class Clients:
                 answer = {"adapter": state.state.adapter, "restored": earlier.seq}
                 return Change(earlier.config, state, orjson.dumps(answer), back=earlier.seq)
 
-            applied = await turn.session.replace(turn.request, change)
+            applied = await turn.session.apply(turn.request, change)
             await self._restart_evidence(request.client, applied)
             return await self._replies.of(request.client, applied)
 
@@ -227,7 +228,7 @@ class Clients:
             paused = present.paused if wanted.paused is None else wanted.paused
             return Change(config, state, self._answer(config, paused=paused, changed=True), paused)
 
-        applied = await turn.session.replace(turn.request, change)
+        applied = await turn.session.apply(turn.request, change)
         if head is None or not self._has(head.config, configuration):
             await self._restart_evidence(client, applied)
         return await self._replies.of(client, applied)

@@ -127,7 +127,8 @@ class Engine:
             if paused.committed is not False:
                 raise
             return await self._look(batch, turn)
-        reply = await self._replies.of(client, applied, turn.session.config or "")
+        held = turn.session.memory.held
+        reply = await self._replies.of(client, applied, held.config if held else "")
         if GUARD_SAID in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.members["guard"])
         return reply

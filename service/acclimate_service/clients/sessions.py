@@ -199,8 +199,8 @@ class Sessions:
 
     def journals(self) -> tuple[int, int]:
         """Entries and bytes of the journals of all clients in memory."""
-        found = [session.journal for session in self._sessions.values()]
-        return sum(entries for entries, _ in found), sum(nbytes for _, nbytes in found)
+        tracks = [session.memory.held.track for session in self._sessions.values() if session.memory.held]
+        return sum(len(track.sizes) for track in tracks), sum(track.nbytes for track in tracks)
 
     def drop(self, client: str) -> None:
         """Forget the state of a client, which is to be read again."""
@@ -260,7 +260,7 @@ class Sessions:
         size = session.nbytes + _OVERHEAD
         self.nbytes += size - self._sizes.get(client, 0)
         self._sizes[client] = size
-        self._newest[client] = id(session.state)
+        self._newest[client] = id(session.memory.held and session.memory.held.state)
         if self.nbytes > self._kept or self._waiting:
             self._shrink(client)
         if self._device_cache is not None:
@@ -298,17 +298,18 @@ class Sessions:
 
     def _spare_device(self, cache: DeviceCache, latest: str, session: ClientSession | None) -> None:
         """Begin to move states that are beyond the budget of the device's memory to the host's."""
-        for client in cache.used(latest, session.state if session else None):
+        held = session.memory.held if session else None
+        for client in cache.used(latest, held.state if held else None):
             if client in self._sessions:
                 self._tasks.start("unload", self._unload(client, self._sessions[client], cache))
 
     async def _unload(self, client: str, session: ClientSession, cache: DeviceCache) -> None:
-        state = session.state
-        if state is not None:
-            moved = await asyncio.to_thread(cache.move, state)
+        held = session.memory.held
+        if held is not None:
+            moved = await asyncio.to_thread(cache.move, held.state)
             # the end of a turn weighs it again; one that was evicted meanwhile says nothing of the next
             if client not in self._turns and self._sessions.get(client) is session:
-                session.exchange(state, moved)
+                session.exchange(held.state, moved)
                 self._spare_device(cache, client, session)
 
     async def _hand_over(self, client: str) -> None:

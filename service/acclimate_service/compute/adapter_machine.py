@@ -14,7 +14,7 @@ from acclimate_adapters.adapter import complete
 from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState, pack, unpack
-from acclimate_service.compute.costs import Pace, StepBudget
+from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.labelling import has_labels, is_light, taking_labels
 from acclimate_service.compute.lineage import ModelLineage
 from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
@@ -38,6 +38,7 @@ class AdapterMachine:
     """Makes, changes and serialises the states of one model's clients; equal inputs give equal results.
 
     Attributes:
+        steps: takes them, and knows how long they take.
         waiting: bytes of the states that are to be serialised in the background, by their identity.
         hear: called with each step of a portfolio, which needs what labels of all clients say.
     """
@@ -49,7 +50,6 @@ class AdapterMachine:
         lineage: ModelLineage,
         worker: Worker,
         budget: StepBudget,
-        pace: Pace,
         metrics: Metrics,
         background: Executor,
         *,
@@ -61,7 +61,7 @@ class AdapterMachine:
         """Take over the collaborators; whoever made them closes them.
 
         Args:
-            bundle, configurations, worker, budget, pace, metrics: of the service.
+            bundle, configurations, worker, budget, metrics: of the service.
             lineage: the versions of the model.
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
@@ -73,7 +73,7 @@ class AdapterMachine:
         self._lineage = lineage
         self._worker = worker
         self._budget = budget
-        self._steps = Steps(bundle, configurations, metrics, pace, influence, ask_budget)
+        self.steps = Steps(bundle, configurations, metrics, budget, influence, ask_budget)
         self._background = background
         self.waiting: dict[int, int] = {}
         self.hear: Callable[[], None] = _nothing
@@ -103,17 +103,17 @@ class AdapterMachine:
         else:
             parameters = StepParameters.decode(batch.parameters)
         job = Job(state, batch, parameters)
-        if self._steps.is_informed(state.configuration):
+        if self.steps.is_informed(state.configuration):
             self.hear()
-        if self._steps.is_sliced(state.configuration):
-            done = await self._worker.run_slices(self._steps.slices(job), start)
+        if self.steps.is_sliced(state.configuration):
+            done = await self._worker.run_slices(self.steps.slices(job), start)
             if isinstance(done, Exception):
                 raise done
             return done
-        shares = self.size(state) <= self._exact_above and self._steps.may_share(state.configuration)
+        shares = self.size(state) <= self._exact_above and self.steps.may_share(state.configuration)
         # by the estimate as it was at the start: those who wait were learned of at other times, and are compared
         rows, seconds = batch.shape[0], self._budget.seconds(state.configuration, batch.shape[0])
-        return await self._worker.share(self._steps.take, job, rows if shares else None, start, seconds)
+        return await self._worker.share(self.steps.take, job, rows if shares else None, start, seconds)
 
     async def _label(self, state: ClientState, batch: Batch, start: Start) -> tuple[ClientState, bytes]:
         adapter = self._configurations.adapter(state.configuration)

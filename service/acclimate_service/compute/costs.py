@@ -5,7 +5,7 @@ An adapter says how many passes of the network its step takes; what a pass takes
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
@@ -32,8 +32,6 @@ _FEW, _SOME, _MANY = 1, 4, 128
 _ROUNDS: Final = 5
 _WORTH: Final = 0.9
 """Share of the cost that remains without a hyper-parameter that is worth to be named."""
-_LEARNED: Final = 0.1
-"""Weight of the latest step in what is expected of the next."""
 _SWEEPS: Final = 16
 """Sweeps over posteriors that are measured together, since one is too short."""
 _MOST_ROWS: Final = 2**16
@@ -185,33 +183,6 @@ class StepBudget:
             elif not each.metadata:  # a part of a chain
                 found += self._costly(cost, getattr(adapter, each.name))
         return found
-
-
-class Pace:
-    """How long steps take as the service is now, learned from those that were taken: others may use the machine, too.
-
-    Args:
-        budget: knows the estimates that are corrected.
-    """
-
-    def __init__(self, budget: StepBudget) -> None:
-        self._budget = budget
-        self._learned: dict[str, float] = {}
-
-    def seconds(self, configuration: str, rows: int) -> float:
-        """About how long a step on so many images takes."""
-        return self._budget.seconds(configuration, rows) * self._learned.get(configuration, 1.0)
-
-    def learn(self, taken: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Steps were taken together, each with its configuration and number of images."""
-        expected = sum([self._budget.seconds(*each) for each in taken])
-        if not expected:
-            return
-        for configuration, _ in taken:
-            known = self._learned.get(configuration, 1.0)
-            if configuration not in self._learned and len(self._learned) >= _KEPT:
-                del self._learned[next(iter(self._learned))]
-            self._learned[configuration] = known + _LEARNED * (seconds / expected - known)
 
 
 def _price(work: Callable[[Tensor], object], rows: Callable[[int], Tensor], many: int) -> Price:

@@ -19,7 +19,7 @@ from acclimate_adapters.labels import Informed
 from acclimate_adapters.merged import Work, attempt, guarded_slices, guarded_steps, in_torch, mergeable
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import PICTURE_BYTES, ClientState
-from acclimate_service.compute.costs import Pace
+from acclimate_service.compute.costs import StepBudget
 from acclimate_service.compute.process import one_thread
 from acclimate_service.guard.arms import Shares
 from acclimate_service.guard.evidence import ALPHA
@@ -35,6 +35,10 @@ GUARDED: Final = GUARD_SAID + b'"frozen"'
 these bytes are found nowhere else."""
 _KEPT: Final = 256
 """Configurations of which it is remembered how their steps run."""
+_PACED: Final = 1024
+"""Configurations of which it is remembered how long their steps take."""
+_LEARNED: Final = 0.1
+"""Weight of the latest step in what is expected of the next."""
 _ADAPTED: Final = Decision("adapted", "fleet_not_behind")
 
 
@@ -105,27 +109,38 @@ Done: TypeAlias = tuple[ClientState, bytes]
 
 
 class Steps:
-    """Takes guarded steps, and says what the guard by labels makes of them."""
+    """Takes guarded steps, says what the guard by labels makes of them, and learns how long they take.
+
+    Args:
+        bundle, configurations, metrics: of the service.
+        budget: knows what steps were expected to take; others may use the machine, too.
+        influence, ask_budget: as in `Settings`.
+    """
 
     def __init__(
         self,
         bundle: Bundle,
         configurations: Configurations,
         metrics: Metrics,
-        pace: Pace,
+        budget: StepBudget,
         influence: float = 0.0,
         ask_budget: float = 0.0,
     ) -> None:
         self._bundle = bundle
         self._configurations = configurations
         self._metrics = metrics
-        self._pace = pace
+        self._budget = budget
+        self._pace: dict[str, float] = {}  # of each configuration, how many times what was expected its steps take
         self._influence = influence
         self._ask_budget = ask_budget
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
         self.is_informed = lru_cache(_KEPT)(self._is_informed)
         self._in_torch = lru_cache(_KEPT)(self._runs_in_torch)
+
+    def seconds(self, configuration: str, rows: int) -> float:
+        """About how long a step on so many images takes, as the service is now."""
+        return self._budget.seconds(configuration, rows) * self._pace.get(configuration, 1.0)
 
     def take(self, jobs: Sequence[Job]) -> list[Done | Exception]:
         """The new state and the answer of each job, or what went wrong with it alone."""
@@ -140,7 +155,7 @@ class Steps:
                 step = next(steps) if isinstance(work, Work) else work
                 done.append(attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step)
         seconds = time.perf_counter() - began
-        self._pace.learn([(job.state.configuration, job.batch.shape[0]) for job in jobs], seconds)
+        self._learn([(job.state.configuration, job.batch.shape[0]) for job in jobs], seconds)
         self._metrics.step_seconds.observe(seconds)
         self._metrics.step_batches.observe(len(jobs))
         self._metrics.step_rows.observe(sum([job.batch.shape[0] for job in jobs]))
@@ -154,6 +169,17 @@ class Steps:
             return work
         step = yield from guarded_slices(self._bundle.model, work, self._influence)
         return attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step
+
+    def _learn(self, taken: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Steps were taken together, each with its configuration and number of images."""
+        expected = sum([self._budget.seconds(*each) for each in taken])
+        if not expected:
+            return
+        for configuration, _ in taken:
+            known = self._pace.get(configuration, 1.0)
+            if configuration not in self._pace and len(self._pace) >= _PACED:
+                del self._pace[next(iter(self._pace))]
+            self._pace[configuration] = known + _LEARNED * (seconds / expected - known)
 
     def _is_sliced(self, configuration: str) -> bool:
         """Whether steps of an adapter may be interrupted."""

@@ -198,7 +198,7 @@ class Rounds:
             try:
                 async with self._sessions.turn(wanted) as turn:
                     change = partial(self._finished, turn, cohort.version - 1, before, after)
-                    await turn.session.replace(turn.request, change)
+                    await turn.session.apply(turn.request, change)
                 finished += 1
             except (StoreUnavailable, StoreFull):
                 raise

@@ -1,7 +1,7 @@
 """What can go wrong between the service and Redis."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Effect: TypeAlias = Literal[False, "unknown"]
 """Whether a change that was not confirmed may still be, or become, part of the client's history."""
@@ -13,6 +13,9 @@ class StateError(Exception):
     def __init__(self, detail: str, committed: Effect = False) -> None:
         super().__init__(detail)
         self.committed = committed
+
+
+KEPT_CHANGING: Final = "other replicas kept changing this client's state; send the request again"
 
 
 class Doubt:

@@ -3,7 +3,6 @@
 What its scripts answer comes first, then the journal itself, then how replies become answers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -90,26 +89,6 @@ class Undone:
     basis: Basis
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What an entry of the journal is: version, tag, request id, bytes."""
-
-    seq: int
-    tag: str
-    rid: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One entry as it lies in the journal: version, tag, request id, bytes."""
-
-    seq: int
-    tag: str
-    rid: str
-    blob: bytes = field(repr=False)
-
-
 OpenOutcome: TypeAlias = Opened | Busy | Conflict | Gone
 AppendOutcome: TypeAlias = Appended | Fenced | Full | Conflict | Refused
 FlipOutcome: TypeAlias = Flipped | Stale | Fenced | Incomplete | Gone
@@ -118,7 +97,7 @@ AnswerOutcome: TypeAlias = Answered | Gone
 
 
 class Journal:
-    """Journals of any client, in any model scope. Errors are those of `StateStore`.
+    """Writes the journals of any client, in any model scope. Errors are those of `StateStore`.
 
     Args:
         wire: exchanges with Redis.
@@ -129,6 +108,7 @@ class Journal:
         self._wire = wire
         self._limits = limits
         self._chunks = Chunks(wire, limits)
+        self._lifetimes = (limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap)
 
     async def open(
         self,
@@ -191,11 +171,7 @@ class Journal:
         limits = self._limits
         blob = await hashing(partial(encode_entry, client, Entry(basis.seq + 1, batch, engine)), batch.nbytes)
         keys = (
-            client.registry,
-            client.markers,
-            client.marker_times,
-            client.answers,
-            client.answer_times,
+            *client.requests,
             client.head(model),
             client.journal(model),
             client.lease(model),
@@ -214,10 +190,7 @@ class Journal:
             limits.journal_entries,
             limits.journal_bytes,
             limits.lease_ms,
-            limits.state_ttl_ms,
-            limits.key_ttl_ms,
-            limits.key_min_ms,
-            limits.key_cap,
+            *self._lifetimes,
             attempt.number,
         )
         return append_outcome(await self._wire.run(APPEND, keys, args), attempt, basis.sid)
@@ -314,46 +287,6 @@ class Journal:
     async def release(self, client: ClientScope, model: str, fence: str) -> None:
         """Let others open the journal without waiting."""
         await self._wire.run(RELEASE, (client.lease(model),), (fence,))
-
-    async def contents(self, client: ClientScope, head: Head, until: int) -> list[Listed] | None:
-        """What the entries after `head.base` up to version `until` are; None: one is not there."""
-        seqs = range(head.base + 1, until + 1)
-        if not seqs:
-            return []
-        metas: list[bytes | None] = await self._wire.read(
-            "HMGET", client.journal(head.model), *(f"{seq}m" for seq in seqs)
-        )
-        listed = [_listed(seq, meta) for seq, meta in zip(seqs, metas, strict=True) if meta is not None]
-        return listed if len(listed) == len(seqs) else None
-
-    def pieces(self, listed: Sequence[Listed]) -> list[list[Listed]]:
-        """Neighbouring entries that take at most what is read at a time together, or a single larger one."""
-        limit, room, pieces = self._limits.read_chunks * self._limits.chunk_bytes, 0, list[list[Listed]]()
-        for each in listed:
-            if not pieces or each.size > room:
-                pieces.append([])
-                room = limit
-            pieces[-1].append(each)
-            room -= each.size
-        return pieces
-
-    async def fetch(self, client: ClientScope, model: str, listed: Sequence[Listed]) -> list[Written] | None:
-        """Read entries; None: one is not there any more."""
-        fields = [field for each in listed for field in (str(each.seq), f"{each.seq}m")]
-        found: list[bytes | None] = await self._wire.read("HMGET", client.journal(model), *fields)
-        written = []
-        for each, blob, meta in zip(listed, found[::2], found[1::2], strict=True):
-            if blob is None or meta is None or _listed(each.seq, meta) != each:  # taken back, perhaps replaced
-                return None
-            if each.size != len(blob):
-                raise StateCorrupt(f"journal entry {each.seq} has {len(blob)} bytes; {each.size} were written")
-            written.append(Written(each.seq, each.tag, each.rid, blob))
-        return written
-
-
-def _listed(seq: int, meta: bytes) -> Listed:
-    tag, rid, size = meta.decode().split("|")
-    return Listed(seq, tag, rid, int(size))
 
 
 def open_outcome(reply: Reply) -> OpenOutcome:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from acclimate_service.state.contract import S, Status
+from acclimate_service.state.contract import Earlier, S, Status
 from acclimate_service.state.encoding import Batch
-from acclimate_service.state.errors import Contended, StateError
+from acclimate_service.state.errors import KEPT_CHANGING, Contended, StateError, VersionUnknown
 from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter, Track
 from acclimate_service.state.journal import Busy, Opened
 from acclimate_service.state.records import Basis, Committed, Head, Loaded
@@ -133,7 +133,23 @@ class Reader(Generic[S]):
                     self._memory.keep(replace(found, status="warm", lost=0))
                 return found
             await context.pause()
-        raise Contended("other replicas kept changing this client's state; send the request again")
+        raise Contended(KEPT_CHANGING)
+
+    async def earlier(self, version: int) -> Earlier[S]:
+        """As `Session.earlier`."""
+        context = self._context
+        for _ in range(context.limits.tries):
+            kept = await context.store.kept(context.client, context.model)
+            found = next((each for each in kept if version in (0, each.seq)), None)
+            if found is None:
+                there = ", ".join(str(each.seq) for each in kept) or "none"
+                wanted = f"version {version} of the client" if version else "no earlier version of the client"
+                raise VersionUnknown(f"{wanted} is {'not ' if version else ''}kept; those that are: {there}")
+            restored = await context.store.read_kept(context.client, context.model, found)
+            if restored is not None:
+                state = await context.machine.deserialise(found.config, restored.state)
+                return Earlier(found.seq, found.config, state)
+        raise Contended(KEPT_CHANGING)
 
     async def restore(self, loaded: Loaded, batch: Batch | None = None) -> Held[S] | None:
         """The state that Redis was found to hold; None: it moved, load again.

@@ -4,7 +4,10 @@ from typing import Generic
 
 from acclimate_service.state.contract import Applied, Request, S
 from acclimate_service.state.errors import (
+    KEPT_CHANGING,
     ClientDeleted,
+    Contended,
+    Doubt,
     KeyReused,
     KeyUsedBeforeDelete,
     OtherModel,
@@ -28,6 +31,25 @@ class Repeats(Generic[S]):
         self._context = context
         self._reader = reader
         self.last = ""
+
+    async def known(self, request: Request) -> Applied | Head | None:
+        """As `Session.known`."""
+        context, doubt = self._context, Doubt()
+        for _ in range(context.limits.tries):
+            with doubt:
+                loaded = await context.store.load(context.client, context.model, request.rid)
+            verdict = loaded.verdict(request.fingerprint)
+            if verdict is None:
+                return loaded.head
+            if not isinstance(verdict, Repeat):
+                raise refusal(verdict)
+            doubt.learn("unknown")
+            with doubt:
+                applied = await self.settle(request, loaded, verdict)
+            if applied is not None:
+                return applied
+            await context.pause()
+        raise Contended(KEPT_CHANGING, doubt.committed)
 
     async def settle(self, request: Request, loaded: Loaded, repeat: Repeat) -> Applied | None:
         """What a repeated request is to be answered; None: things moved meanwhile, load again.

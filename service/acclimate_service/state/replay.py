@@ -7,9 +7,9 @@ from typing import Generic
 
 from acclimate_service.state.contract import S, always
 from acclimate_service.state.encoding import decode_entry, hashing
+from acclimate_service.state.entries import Listed, Written
 from acclimate_service.state.errors import StateCorrupt, StateUnreadable
 from acclimate_service.state.held import Context, Held, Owed, Snapshotter, Track
-from acclimate_service.state.journal import Listed, Written
 from acclimate_service.state.records import Head, Moved
 
 
@@ -67,7 +67,7 @@ class Replay(Generic[S]):
             StateUnreadable: an entry cannot be computed again.
         """
         context, head, began = self._context, self._head, self._context.clock()
-        listed = await context.store.journal.contents(context.client, head, self._until)
+        listed = await context.store.entries.contents(context.client, head, self._until)
         if listed is None or not await self._of_one_history(listed):
             await self._require_moved()
             return None
@@ -78,8 +78,8 @@ class Replay(Generic[S]):
             await context.store.load(context.client, head.model, sid=head.sid)  # extends what is not read
         if self.held is None:
             return None
-        for piece in context.store.journal.pieces([each for each in listed if each.seq > self.held.seq]):
-            written = await context.store.journal.fetch(context.client, head.model, piece)
+        for piece in context.store.entries.pieces([each for each in listed if each.seq > self.held.seq]):
+            written = await context.store.entries.fetch(context.client, head.model, piece)
             if written is None:
                 await self._require_moved()
                 return None

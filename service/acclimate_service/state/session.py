@@ -25,15 +25,14 @@ from typing import Final, Generic, TypeAlias
 from acclimate_service.state.contract import Applied, Earlier, Looked, Present, Request, S, Start, always
 from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import (
+    KEPT_CHANGING,
     ClientDeleted,
     ClientUnknown,
     Contended,
-    Doubt,
     Effect,
     OutOfOrder,
     Paused,
     StateError,
-    VersionUnknown,
 )
 from acclimate_service.state.held import Context, Held, Memory, Snapshotter
 from acclimate_service.state.reader import Reader
@@ -56,7 +55,6 @@ from acclimate_service.state.writer import Changing, WriteOutcome, Writer
 
 _TRIED: Final = 8
 """Requests of a client that are remembered as tried here."""
-_KEPT_CHANGING: Final = "other replicas kept changing this client's state; send the request again"
 Work: TypeAlias = Batch | Changing[S]
 """What a request asks for: a batch to be folded in, or another state in the place of the present one."""
 
@@ -89,22 +87,26 @@ class _Visit:
 
 
 class Session(Generic[S]):
-    """Applies batches to the state of one client. Errors are those of `errors.py`; each says what may have changed."""
+    """Applies batches to the state of one client. Errors are those of `errors.py`; each says what may have changed.
+
+    Attributes:
+        memory: what it holds of the state, for others to look at.
+    """
 
     def __init__(self, context: Context[S]) -> None:
         self._context = context
         self._tasks = Tasks(context.watch)
-        self._memory: Memory[S] = Memory()
+        self.memory: Memory[S] = Memory()
         self._snapshotter = Snapshotter(context, self._tasks)
-        self._reader = Reader(context, self._memory, self._snapshotter, self._tasks)
-        self._writer = Writer(context, self._memory, self._reader, self._snapshotter, self._tasks)
+        self._reader = Reader(context, self.memory, self._snapshotter, self._tasks)
+        self._writer = Writer(context, self.memory, self._reader, self._snapshotter, self._tasks)
         self._repeats = Repeats(context, self._reader)
         self._tried = deque[str](maxlen=_TRIED)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state and the answers in memory."""
-        held = self._memory.held or self._reader.progress or self._memory.past
+        held = self.memory.held or self._reader.progress or self.memory.past
         if held is None:
             return 0
         return self._context.machine.size(held.state) + sum([len(owed.answer) for owed in held.track.owed.values()])
@@ -123,40 +125,19 @@ class Session(Generic[S]):
         """Whether the last request that was found to be applied already is this one."""
         return self._repeats.last == rid
 
-    @property
-    def version(self) -> int | None:
-        """Version of the state in memory, if there is one."""
-        return self._memory.held.seq if self._memory.held else None
-
-    @property
-    def config(self) -> str | None:
-        """Adapter and hyper-parameters of the state in memory, if there is one."""
-        return self._memory.held.config if self._memory.held else None
-
-    @property
-    def state(self) -> S | None:
-        """The state in memory, if there is one."""
-        return self._memory.held.state if self._memory.held else None
-
     def exchange(self, old: S, new: S) -> None:
         """Hold an equal state, which is in other memory, in the place of this one if it is still the newest.
 
         For callers who know that no turn is being taken.
         """
-        held = self._memory.held
+        held = self.memory.held
         if held is not None and held.state is old:
             equal = replace(held, state=new)
-            self._memory.keep(equal)
+            self.memory.keep(equal)
             self._snapshotter.follow(equal)
 
-    @property
-    def journal(self) -> tuple[int, int]:
-        """Entries and bytes of the client's journal, as far as this session knows."""
-        held = self._memory.held
-        return (len(held.track.sizes), held.track.nbytes) if held else (0, 0)
-
     async def apply(self, request: Request, work: Work[S], *, while_paused: bool = True) -> Applied:
-        """Fold a batch into the client's state, once, and answer it; or do what else a request asks for, as `replace`.
+        """Fold a batch into the client's state, once, and answer it; or put another state in the place of it.
 
         It is tried again while other changes come between. Redis is asked first what it knows of a request that
         replaces the state, since a repeat could not compute it again, and of one that was tried here before: its step
@@ -164,7 +145,9 @@ class Session(Generic[S]):
 
         Args:
             request: a repeated one gets the first answer.
-            work: what it asks for.
+            work: a batch; or what makes the new configuration and state of the newest, as an enrolment, an import or a
+                round does. That is always written whole, whoever writes the client's journal; whatever is based on the
+                state before is then refused.
             while_paused: False refuses it while the client is paused.
 
         Raises:
@@ -192,7 +175,7 @@ class Session(Generic[S]):
                     if (answered := self._refused(outcome, visit)) is not None:
                         return answered
                 await self._context.pause()  # the client changed: try again, from what is stored now
-            raise Contended(_KEPT_CHANGING)
+            raise Contended(KEPT_CHANGING)
         except StateError as error:
             error.committed = error.committed or visit.committed
             raise
@@ -200,18 +183,6 @@ class Session(Generic[S]):
             if visit.committed is False:
                 raise
             raise Contended("the request was given up, but an earlier try of it may land", "unknown") from error
-
-    async def replace(self, request: Request, change: Changing[S]) -> Applied:
-        """Put another state in the place of the client's, once: an enrolment, an import, the result of a round.
-
-        It is always written whole, whoever writes the client's journal; whatever is based on the state before is then
-        refused. Raises as `apply`.
-
-        Args:
-            request: a repeated one gets the first answer.
-            change: makes the new configuration and state of the newest; called again if another change came between.
-        """
-        return await self.apply(request, change)
 
     async def look(self, batch: Batch, admit: Start = always) -> Looked:
         """Answer a batch as if it were to be folded in, and keep nothing.
@@ -242,19 +213,7 @@ class Session(Generic[S]):
             VersionUnknown: it is not kept.
             Contended, StoreUnavailable, StateCorrupt: it cannot be had.
         """
-        context = self._context
-        for _ in range(context.limits.tries):
-            kept = await context.store.kept(context.client, context.model)
-            found = next((each for each in kept if version in (0, each.seq)), None)
-            if found is None:
-                there = ", ".join(str(each.seq) for each in kept) or "none"
-                wanted = f"version {version} of the client" if version else "no earlier version of the client"
-                raise VersionUnknown(f"{wanted} is {'not ' if version else ''}kept; those that are: {there}")
-            restored = await context.store.read_kept(context.client, context.model, found)
-            if restored is not None:
-                state = await context.machine.deserialise(found.config, restored.state)
-                return Earlier(found.seq, found.config, state)
-        raise Contended(_KEPT_CHANGING)
+        return await self._reader.earlier(version)
 
     async def known(self, request: Request) -> Applied | Head | None:
         """What became of a request that was applied before, else the head of the client's state; None: there is none.
@@ -263,22 +222,7 @@ class Session(Generic[S]):
             KeyReused, KeyUsedBeforeDelete, OtherModel, RequestRunning, Contended: it was refused.
             StateError: Redis failed.
         """
-        context, doubt = self._context, Doubt()
-        for _ in range(context.limits.tries):
-            with doubt:
-                loaded = await context.store.load(context.client, context.model, request.rid)
-            verdict = loaded.verdict(request.fingerprint)
-            if verdict is None:
-                return loaded.head
-            if not isinstance(verdict, Repeat):
-                raise refusal(verdict)
-            doubt.learn("unknown")
-            with doubt:
-                applied = await self._repeats.settle(request, loaded, verdict)
-            if applied is not None:
-                return applied
-            await context.pause()
-        raise Contended(_KEPT_CHANGING, doubt.committed)
+        return await self._repeats.known(request)
 
     async def reset(self, request: Request, config: str = "", paused: bool | None = None) -> Applied:
         """Take the client back to the initial state, under another configuration if one is given.
@@ -330,9 +274,9 @@ class Session(Generic[S]):
 
     def doubt(self) -> None:
         """Ask Redis before the state is used again, which may have changed unheard."""
-        held = self._memory.held
+        held = self.memory.held
         if held is not None:
-            self._memory.keep(replace(held, touched=self._context.long_ago))
+            self.memory.keep(replace(held, touched=self._context.long_ago))
 
     async def check(self) -> None:
         """Forget the state if the client was deleted since.
@@ -340,7 +284,7 @@ class Session(Generic[S]):
         Raises:
             StateError: Redis failed.
         """
-        held = self._memory.held or self._reader.progress or self._memory.past
+        held = self.memory.held or self._reader.progress or self.memory.past
         if held is not None and held.life:
             loaded = await self._context.store.load(self._context.client, self._context.model)
             if loaded.life != held.life:
@@ -353,10 +297,10 @@ class Session(Generic[S]):
         """
         self._snapshotter.forget()
         self._reader.drop()
-        held = self._memory.held
+        held = self.memory.held
         if held is not None:
             held.track.stale = True
-        self._memory.drop()
+        self.memory.drop()
 
     async def hand_over(self) -> None:
         """Let go of the journal, for a replica that waits for it.
@@ -367,19 +311,19 @@ class Session(Generic[S]):
         every batch would grow, and be replayed, up to its cap.
         """
         await self._reader.stop()
-        held = self._memory.held or self._memory.past
+        held = self.memory.held or self.memory.past
         if held is None or not held.track.fence:
             return
         await self._snapshotter.finish()
         self._snapshotter.forget()
-        self._memory.take()
+        self.memory.take()
         await self._reader.release(held.track.fence)
 
     async def evict(self) -> None:
         """Let go of the state, after a snapshot where it has a journal; a snapshot that fails loses nothing."""
         await self._reader.stop()
-        held = self._memory.held or self._memory.past
-        self._memory.drop()
+        held = self.memory.held or self.memory.past
+        self.memory.drop()
         self._snapshotter.forget()
         if held is None or not held.track.fence:
             return
@@ -395,7 +339,7 @@ class Session(Generic[S]):
         """The newest state, or the answer of a request that was applied before; None: it moved, look again."""
         if (fresh := self._fresh(visit)) is not None and not _late(request, fresh.number):
             return fresh
-        context, aged = self._context, self._memory.held
+        context, aged = self._context, self.memory.held
         sid = aged.track.sid if aged else ""
         loaded = await context.store.load(context.client, context.model, request.rid, sid)
         match loaded.verdict(request.fingerprint):
@@ -427,7 +371,7 @@ class Session(Generic[S]):
         The write proves that it is the newest, and the request in order after it: it compares the tag, which stands
         for both.
         """
-        held = self._memory.held
+        held = self.memory.held
         if held is None or held.track.stale or visit.ask or visit.life not in (None, held.life) or visit.stops_at(held):
             return None
         age_ms = 1000 * (self._context.clock() - held.touched)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from acclimate_service.state.chunks import Chunks
+from acclimate_service.state.contract import Change
 from acclimate_service.state.encoding import hashing, seal, unseal_pieces
+from acclimate_service.state.entries import Entries
 from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.limits import Limits
@@ -63,7 +65,7 @@ class StateStore:
     A change is a compare-and-set on the tag of the last one, so a state computed on another basis is never written.
     Cancelling a caller leaves what was sent running. All methods take `model`, the content hash of the frozen model (16
     hex digits; anything else is a ValueError), and raise StoreUnavailable or StoreFull, whose `committed` says whether
-    the change may still land. `journal` writes and reads the journals of large states.
+    the change may still land. `journal` writes the journals of large states, `entries` reads them.
 
     Args:
         wire: exchanges with Redis; the store closes it.
@@ -74,7 +76,9 @@ class StateStore:
         self._wire = wire
         self._limits = limits
         self._chunks = Chunks(wire, limits)
+        self._lifetimes = (limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap)
         self.journal = Journal(wire, limits)
+        self.entries = Entries(wire, limits)
 
     async def load(self, client: ClientScope, model: str, rid: str | None = None, sid: str = "") -> Loaded:
         """Read the head, the life of the client, and what is known of one request.
@@ -145,15 +149,11 @@ class StateStore:
         model: str,
         basis: Basis,
         attempt: Attempt,
-        state: bytes,
+        change: Change[bytes],
         *,
         adapter: str,
-        config: str = "",
-        answer: bytes = b"",
         inline: bool = False,
-        paused: bool | None = None,
         keep: int = 0,
-        back: int = 0,
         version: str = "",
     ) -> CommitOutcome:
         """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
@@ -163,18 +163,15 @@ class StateStore:
             model: model scope.
             basis: what the state was computed from: that of the last `Loaded`, `Committed` or `Conflict`.
             attempt: the request, and the tag of this try.
-            state: the bytes of `State.to_bytes()`; above `inline_max` they are uploaded in chunks first.
+            change: the bytes of the state, which above `inline_max` are uploaded in chunks first, and an answer, which
+                is not stored if it is empty or larger than `answer_max`.
             adapter: name of the adapter that made the state.
-            config: adapter and hyper-parameters, read back as `Head.config`.
-            answer: what a repeat of the request gets; not stored if empty or larger than `answer_max`.
             inline: put the state into its head whatever its size.
-            paused: whether batches are no longer folded in from now on; None leaves that as it is.
             keep: how many earlier states to keep, the one that is replaced among them if it is time for one; 0 leaves
                 them as they are.
-            back: version that the state is again: what was kept of it and since is forgotten; 0 for something new.
             version: key of the model version that made the state; empty for that of the scope.
         """
-        limits = self._limits
+        limits, state = self._limits, change.state
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
         whole = inline or len(state) <= limits.inline_max
         placed = None if whole else await self._chunks.upload(client, model, basis.life, sealed.blob)
@@ -182,16 +179,12 @@ class StateStore:
             return placed
         sid = placed.sid if placed else ""
         keys = (
-            client.registry,
-            client.markers,
-            client.marker_times,
-            client.answers,
-            client.answer_times,
+            *client.requests,
             client.head(model),
             client.journal(model),
             client.snapshot(model, basis.sid),
             client.snapshot(model, sid),
-            *(client.kept(model) if keep or back or not basis.seq else ()),
+            *(client.kept(model) if keep or change.back or not basis.seq else ()),
         )
         args: tuple[Argument, ...] = (
             attempt.rid,
@@ -207,18 +200,15 @@ class StateStore:
             b"" if placed else sealed.blob,
             len(sealed.blob),
             sealed.digest,
-            config,
-            answer if len(answer) <= limits.answer_max else b"",
-            limits.state_ttl_ms,
-            limits.key_ttl_ms,
-            limits.key_min_ms,
-            limits.key_cap,
+            change.config,
+            change.answer if len(change.answer) <= limits.answer_max else b"",
+            *self._lifetimes,
             limits.answer_bytes,
             attempt.number,
-            _flag(paused),
+            _flag(change.paused),
             keep,
             limits.keep_every_ms,
-            back,
+            change.back,
             version,
         )
         return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
@@ -331,11 +321,7 @@ class StateStore:
         compare: bool = False,
     ) -> ResetOutcome:
         keys = (
-            client.registry,
-            client.markers,
-            client.marker_times,
-            client.answers,
-            client.answer_times,
+            *client.requests,
             client.head(model),
             client.journal(model),
             client.lease(model),
@@ -349,10 +335,7 @@ class StateStore:
             basis.sid,
             model,
             config,
-            self._limits.state_ttl_ms,
-            self._limits.key_ttl_ms,
-            self._limits.key_min_ms,
-            self._limits.key_cap,
+            *self._lifetimes,
             _flag(paused),
             version,
             *((basis.tag,) if compare else ()),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, Protocol, TypeVar
 
@@ -41,22 +41,23 @@ class Tasks:
 
     def start(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run what nobody waits for. It knows nothing of the request in which it was begun."""
-        return self._run(asyncio.create_task(work, name=name, context=Context()), self._unawaited)
+        task = asyncio.create_task(work, name=name, context=Context())
+        self._running.add(task)
+        task.add_done_callback(self._unawaited)
+        return task
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run what somebody waits for, who is told of its error. It goes on if they go away."""
-        return self._run(asyncio.create_task(work), self._awaited)
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._awaited)
+        return task
 
     async def aclose(self) -> None:
         """Cancel what still runs, and wait until it has ended."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-
-    def _run(self, task: asyncio.Task[T], ended: Callable[[asyncio.Task[Any]], None]) -> asyncio.Task[T]:
-        self._running.add(task)
-        task.add_done_callback(ended)
-        return task
 
     def _awaited(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -94,6 +94,8 @@ class Writer(Generic[S]):
         if not held.seq:
             self._keep_due = -math.inf  # it begins, perhaps not for the first time
         keep = context.policy.keep if touched >= self._keep_due else 0  # the script looks whether it is time for all
+        told = change.paused if held.seq or change.paused is not None else held.paused or None
+        stored = Change(change.config, data, change.answer, told, change.back)
         with self._kept(held):
             await context.settle(held.track, held.seq)
             outcome = await context.store.commit(
@@ -101,14 +103,10 @@ class Writer(Generic[S]):
                 context.model,
                 held.basis,
                 attempt,
-                data,
+                stored,
                 adapter=context.machine.adapter(change.state),
-                config=change.config,
-                answer=change.answer,
                 inline=inline,
-                paused=change.paused if held.seq or change.paused is not None else held.paused or None,
                 keep=keep,
-                back=change.back,
                 version=context.lineage.version,
             )
         context.observer.wrote("full", _name(outcome))

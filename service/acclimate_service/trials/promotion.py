@@ -149,7 +149,7 @@ class PairedTrial:
         history = f"{client.rid('')}\0{request.life}\0{self.challenger}"
         rid = hashlib.sha256(history.encode()).hexdigest()[: len(request.rid)]
         async with self.clients.turn(replace(request, rid=rid, fingerprint=rid)) as turn:
-            moved = await turn.session.replace(turn.request, restart)
+            moved = await turn.session.apply(turn.request, restart)
         if moved.replayed == "none":
             self.champion.report(f"client {client.client} goes on", self.challenger, "own")
             await self.fleet.restart(client, self.challenger, life=moved.life, seq=moved.seq)

@@ -56,7 +56,7 @@ def test_a_large_state_goes_back_to_a_snapshot(make_replica, serial, stream):
 
 async def snapshot(replica, client):
     session = replica.service.sessions._sessions[client]
-    await session._snapshotter.now(session._memory.held)
+    await session._snapshotter.now(session.memory.held)
 
 
 def test_a_repeated_rollback_does_not_go_back_again_and_a_pause_is_kept(replica, stream):

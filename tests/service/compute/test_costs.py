@@ -4,8 +4,10 @@ import pytest
 
 from acclimate_adapters.cost import Cost, Runs, forward_pass, gradient_pass, head_step
 from acclimate_service.compute.adapters import Configurations, canonical
-from acclimate_service.compute.costs import Pace, Price, Prices, StepBudget
+from acclimate_service.compute.costs import Price, Prices, StepBudget
+from acclimate_service.compute.steps import Steps
 from acclimate_service.errors import Problem
+from acclimate_service.metrics import Metrics
 
 PRICES = Prices(
     forward=Price(0.001, 0.001), gradient=Price(0.01, 0.002), head=Price(0.0, 1e-6), posterior=Price(0.0, 1e-6)
@@ -86,24 +88,27 @@ def test_a_configuration_that_nobody_knows_is_for_others_to_refuse(budget):
     budget(0.0).require(canonical("fed_ade", {}), 1)  # the model has no anchors
 
 
-def test_what_steps_take_is_learned_for_each_configuration(budget):
+@pytest.fixture
+def steps(budget, serial):
+    return Steps(serial.bundle, Configurations("none", {}), Metrics(), budget())
+
+
+def test_what_steps_take_is_learned_for_each_configuration(steps):
     none, atp = canonical("none", {}), canonical("atp", {})
-    pace = Pace(budget())
-    assert pace.seconds(none, 9) == pytest.approx(0.010)
+    assert steps.seconds(none, 9) == pytest.approx(0.010)
     for _ in range(100):
-        pace.learn([(none, 9)], 0.030)
-    assert pace.seconds(none, 19) == pytest.approx(0.060, rel=1e-3)
-    assert pace.seconds(atp, 9) == pytest.approx(0.010 + 0.028)
+        steps._learn([(none, 9)], 0.030)
+    assert steps.seconds(none, 19) == pytest.approx(0.060, rel=1e-3)
+    assert steps.seconds(atp, 9) == pytest.approx(0.010 + 0.028)
     for _ in range(100):
-        pace.learn([(none, 9), (none, 9)], 0.010)  # together
-    assert pace.seconds(none, 9) == pytest.approx(0.005, rel=1e-3)
+        steps._learn([(none, 9), (none, 9)], 0.010)  # together
+    assert steps.seconds(none, 9) == pytest.approx(0.005, rel=1e-3)
 
 
-def test_the_configurations_whose_pace_is_known_are_bounded(budget):
-    pace = Pace(budget())
+def test_the_configurations_whose_pace_is_known_are_bounded(steps):
     for number in range(2000):
-        pace.learn([(canonical("em", {"floor": 1e-5 + number * 1e-7}), 1)], 0.1)
-    assert len(pace._learned) == 1024
+        steps._learn([(canonical("em", {"floor": 1e-5 + number * 1e-7}), 1)], 0.1)
+    assert len(steps._pace) == 1024
 
 
 def test_the_prices_of_a_model_are_measured_and_positive(serial):

@@ -14,7 +14,7 @@ from torch import Tensor
 from acclimate_adapters import Pass
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
-from acclimate_service.compute.costs import Pace, Prices, StepBudget
+from acclimate_service.compute.costs import Prices, StepBudget
 from acclimate_service.compute.process import background, one_thread, pool, take_threads
 from acclimate_service.compute.steps import Job, StepParameters, Steps, image_batch
 from acclimate_service.metrics import Metrics
@@ -89,9 +89,9 @@ def test_a_step_takes_one_thread_where_the_network_runs_elsewhere(name, threads)
     model = bundle.model.with_runtime(elsewhere)
     configurations = Configurations(name, {})
     served = Bundle(bundle.manifest, model, "elsewhere")
-    pace = Pace(StepBudget(model, configurations, Prices.measured(served), most_s=10))
+    budget = StepBudget(model, configurations, Prices.measured(served), most_s=10)
     seen.clear()
-    steps = Steps(served, configurations, Metrics(), pace)
+    steps = Steps(served, configurations, Metrics(), budget)
     adapter = configurations.adapter(configurations.default)
     state = ClientState(configurations.default, adapter.init(model))
     images = np.random.default_rng(0).integers(0, 256, (3, *bundle.manifest.input.shape), np.uint8)

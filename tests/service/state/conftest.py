@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from acclimate_service.state import (
     Applied,
+    Change,
     ClientScope,
     Context,
     Limits,
@@ -78,10 +79,8 @@ class Driver:
             self.model,
             basis if basis is not None else (await self.load()).basis,
             attempt or self.attempt(),
-            state,
+            Change('{"adapter":"atp"}', state, answer),
             adapter="atp",
-            config='{"adapter":"atp"}',
-            answer=answer,
         )
 
     async def committed(
@@ -151,7 +150,7 @@ class Replica:
 
     async def rework(self, content: bytes, key: str | None = None) -> Applied:
         """Replace the whole state."""
-        return await self.session.replace(self.request(key), partial(self.machine.rework, content=content))
+        return await self.session.apply(self.request(key), partial(self.machine.rework, content=content))
 
     async def seen(self) -> tuple[int, bytes]:
         """Version, and answer to the probe, of what is durable."""

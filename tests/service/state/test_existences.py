@@ -8,6 +8,7 @@ from checker.toy import LARGE, PROBE, answer_after, batch_of
 from redis.asyncio import Redis
 
 from acclimate_service.state import Contended, StateError, StoreUnavailable
+from acclimate_service.state.entries import Entries
 from acclimate_service.state.journal import Journal
 
 TTL = 60_000
@@ -91,16 +92,16 @@ async def test_a_read_does_not_mix_the_journals_of_two_existences(make_replica, 
     owner, reader = make_replica(LARGE), make_replica(LARGE)
     for payload in (b"1", b"2", b"3"):
         await owner.apply(payload)
-    contents = Journal.contents
+    contents = Entries.contents
 
     async def after_a_new_beginning(self, *args):
-        monkeypatch.setattr(Journal, "contents", contents)
+        monkeypatch.setattr(Entries, "contents", contents)
         await owner.session.delete()
         for payload in (b"a", b"b", b"c"):
             await owner.apply(payload)
         return await contents(self, *args)
 
-    monkeypatch.setattr(Journal, "contents", after_a_new_beginning)
+    monkeypatch.setattr(Entries, "contents", after_a_new_beginning)
     assert await reader.seen() == (3, answer_after(b"a", b"b", b"c", PROBE))
 
 
@@ -108,16 +109,16 @@ async def test_nor_their_entries(make_replica, monkeypatch):
     owner, reader = make_replica(LARGE), make_replica(LARGE)
     for payload in (b"1", b"2", b"3"):
         await owner.apply(payload)
-    fetch = Journal.fetch
+    fetch = Entries.fetch
 
     async def after_a_new_beginning(self, *args):
-        monkeypatch.setattr(Journal, "fetch", fetch)
+        monkeypatch.setattr(Entries, "fetch", fetch)
         await owner.session.delete()
         for payload in (b"a", b"b", b"c"):
             await owner.apply(payload)
         return await fetch(self, *args)
 
-    monkeypatch.setattr(Journal, "fetch", after_a_new_beginning)
+    monkeypatch.setattr(Entries, "fetch", after_a_new_beginning)
     assert await reader.seen() == (3, answer_after(b"a", b"b", b"c", PROBE))
 
 
@@ -142,7 +143,7 @@ async def test_a_repeat_that_was_found_applied_is_never_said_to_have_changed_not
         if answered == "not to be read":
             raise StoreUnavailable("Redis went away")
 
-    monkeypatch.setattr(Journal, "contents", contents)
+    monkeypatch.setattr(Entries, "contents", contents)
     if answered != "not to be read":
         monkeypatch.setattr("acclimate_service.state.replay.Replay._require_moved", contents)
     other = make_replica(LARGE, lease_ms=20)

@@ -11,7 +11,7 @@ import pytest_asyncio
 from checker.toy import PROBE, answer_after
 from redis_cluster import RedisCluster, Server, until
 
-from acclimate_service.state import Applied, ClientScope, Limits, StateError, StateStore, Wire, random_rid
+from acclimate_service.state import Applied, Change, ClientScope, Limits, StateError, StateStore, Wire, random_rid
 from acclimate_service.state.records import Attempt, Committed
 from acclimate_service.state.redis.cluster import Cluster
 
@@ -96,7 +96,8 @@ async def test_a_change_waits_for_its_replicas_and_is_counted_if_they_are_too_fe
         store = StateStore(wire, Limits())
         loaded = await store.load(client, MODEL)
         attempt = Attempt(random_rid(), "f" * 32)
-        assert isinstance(await store.commit(client, MODEL, loaded.basis, attempt, b"state", adapter="toy"), Committed)
+        change = Change("", b"state", b"")
+        assert isinstance(await store.commit(client, MODEL, loaded.basis, attempt, change, adapter="toy"), Committed)
         assert wire.unreplicated == missed
 
 

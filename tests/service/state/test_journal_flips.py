@@ -258,12 +258,12 @@ async def test_entries_are_read_a_few_at_a_time(make_driver):
     for content in (b"1" * 5, b"2" * 5, b"3" * 500, b"4" * 5):
         await owner.append(content=content)
     head = (await driver.load()).head
-    listed = await owner.journal.contents(driver.client, head, 4)
-    pieces = owner.journal.pieces(listed)
+    listed = await driver.store.entries.contents(driver.client, head, 4)
+    pieces = driver.store.entries.pieces(listed)
     assert [[each.seq for each in piece] for piece in pieces] == [[1, 2], [3], [4]]
-    assert [each.seq for each in await owner.journal.fetch(driver.client, driver.model, listed[:2])] == [1, 2]
-    assert await owner.journal.contents(driver.client, head, 5) is None
+    assert [each.seq for each in await driver.store.entries.fetch(driver.client, driver.model, listed[:2])] == [1, 2]
+    assert await driver.store.entries.contents(driver.client, head, 5) is None
     gone = replace(listed[3], seq=5)
-    assert await owner.journal.fetch(driver.client, driver.model, [gone]) is None
+    assert await driver.store.entries.fetch(driver.client, driver.model, [gone]) is None
     replaced = replace(listed[3], tag="0" * 16)
-    assert await owner.journal.fetch(driver.client, driver.model, [replaced]) is None
+    assert await driver.store.entries.fetch(driver.client, driver.model, [replaced]) is None

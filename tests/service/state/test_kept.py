@@ -51,7 +51,7 @@ async def roll_back(replica, version: int = 0, key: str | None = None):
         earlier = await replica.session.earlier(version)
         return Change(earlier.config, earlier.state, answer_of(earlier.state), back=earlier.seq)
 
-    return await replica.session.replace(replica.request(key), change)
+    return await replica.session.apply(replica.request(key), change)
 
 
 @SIZES

@@ -9,7 +9,7 @@ SIZES = pytest.mark.parametrize("size", [40, LARGE], ids=["whole", "by journal"]
 
 
 async def stop(replica, paused: bool, key: str | None = None):
-    return await replica.session.replace(
+    return await replica.session.apply(
         replica.request(key), lambda present: replica.machine.stop(present, paused=paused)
     )
 

@@ -57,7 +57,7 @@ async def test_a_repeated_change_gets_its_first_answer_and_changes_nothing(make_
         again = await replica.rework(OTHER, key="k")
         assert (again.seq, again.answer, again.replayed) == (1, first.answer, "stored")
     with pytest.raises(KeyReused):
-        await two.session.replace(two.request("k", "e" * 32), two.machine.rework)
+        await two.session.apply(two.request("k", "e" * 32), two.machine.rework)
     assert (await one.head()).seq == 2
 
 
@@ -100,7 +100,7 @@ async def test_a_change_is_made_again_of_the_state_that_came_between(make_replic
             await two.apply(b"2")
         return await one.machine.rework(present, OTHER)
 
-    applied = await one.session.replace(one.request(), change)
+    applied = await one.session.apply(one.request(), change)
     assert (applied.seq, seen) == (3, [1, 2])
     assert applied.answer == answer_of(reworked(b"1", b"2"))
 
@@ -127,7 +127,7 @@ async def test_a_change_that_nobody_waits_for_is_not_begun(make_replica):
 
     request = replace(replica.request(), admit=refuse)
     with pytest.raises(TimeoutError):
-        await replica.session.replace(request, replica.machine.rework)
+        await replica.session.apply(request, replica.machine.rework)
     assert await replica.head() is None
 
 
@@ -141,7 +141,7 @@ async def test_a_change_of_a_client_deleted_meanwhile_is_refused(make_replica, s
         return await one.machine.rework(present, OTHER)
 
     with pytest.raises(ClientDeleted) as ended:
-        await one.session.replace(one.request("k"), change)
+        await one.session.apply(one.request("k"), change)
     assert ended.value.committed is False
     assert await one.head() is None
     await one.rework(OTHER, key="k")
@@ -243,9 +243,11 @@ async def test_a_drop_during_a_request_disturbs_it_not(make_replica, size: int):
 
 async def test_the_size_of_the_journal_in_memory_is_told(make_replica):
     replica = make_replica(LARGE)
-    assert replica.session.journal == (0, 0)
+    assert replica.session.memory.held is None
     await replica.apply(b"12")
     await replica.apply(b"345")
-    assert replica.session.journal == (2, 5)
+    track = replica.session.memory.held.track
+    assert (len(track.sizes), track.nbytes) == (2, 5)
     await replica.rework(OTHER)
-    assert replica.session.journal == (0, 0)
+    track = replica.session.memory.held.track
+    assert (len(track.sizes), track.nbytes) == (0, 0)

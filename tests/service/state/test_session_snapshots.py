@@ -141,7 +141,7 @@ async def test_an_eviction_whose_snapshot_fails_loses_nothing(make_replica):
     replica = make_replica(machine=Toy(lambda count: LARGE, refuses=lambda: True))
     await replica.apply(b"1")
     await replica.session.evict()
-    assert replica.events[-1] == "snapshot_failed"
+    assert replica.events[-2:] == ["snapshot_failed", "snapshot failed: ToyFailure()"]
     assert (await replica.apply(b"2")).answer == answer_after(b"1", b"2")
 
 
@@ -247,7 +247,7 @@ async def test_a_client_that_is_handed_over_with_every_batch_still_gets_its_snap
 async def test_a_state_that_was_exchanged_is_let_go_of_and_the_other_gets_the_snapshot(make_replica):
     replica = make_replica(LARGE, snapshot_idle_ms=50)
     await replica.apply(b"1")
-    state = replica.session.state
+    state = replica.session.memory.held.state
     gone = weakref.ref(state)
     replica.session.exchange(state, replace(state))
     del state

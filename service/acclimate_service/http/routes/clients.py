@@ -55,90 +55,100 @@ _CONFIGURATION_DOC = {
 }
 
 
-def add_routes(router: APIRouter, intake: Intake) -> None:
-    """Add the routes of a client."""
-    service = intake.service
+class ClientRoutes:
+    """The handlers of the routes of one model's clients.
 
-    async def describe(request: Request, client_id: str) -> Response:
+    Args:
+        intake: of the model.
+    """
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._service = intake.service
+
+    async def describe(self, request: Request, client_id: str) -> Response:
         """Adapter of a client, and version, size and place of its state."""
-        context = RequestContext(intake, request, client_id, keyed=False, query=None)
-        described = await service.clients.describe(context.client)
-        state = {**described.state, "durability": service.probe.facts.durability}
-        guard = await service.feedback.of_client(await context.request(b"describe"), described.configuration)
+        context = RequestContext(self._intake, request, client_id, keyed=False, query=None)
+        described = await self._service.clients.describe(context.client)
+        state = {**described.state, "durability": self._service.probe.facts.durability}
+        guard = await self._service.feedback.of_client(await context.request(b"describe"), described.configuration)
         body = {
             "client_id": client_id,
-            "model": intake.model,
-            **service.configurations.describe(described.configuration),
+            "model": self._intake.model,
+            **self._service.configurations.describe(described.configuration),
             "adaptation": adaptation(described.paused),
         }
         return json({**body, "state": state, "guard": guard})
 
-    async def configure(request: Request, client_id: str) -> Response:
+    async def configure(self, request: Request, client_id: str) -> Response:
         """Choose the client's adapter, which restarts unless it is the one that the client has; pause it, or go on."""
-        context = RequestContext(intake, request, client_id)
+        context = RequestContext(self._intake, request, client_id)
         if media_type(context.content_type) != "application/json":
             raise unsupported(context.content_type, ("application/json",))
         with context.admitted():
             body = await context.body(_LONGEST_CONFIGURATION)
-            wanted = await context.computed(partial(_read_wanted, body, service.configurations))
+            wanted = await context.computed(partial(_read_wanted, body, self._service.configurations))
             said = [(wanted.configuration or "").encode()]
             if wanted.paused is not None:
                 said.append(adaptation(wanted.paused).encode())
             asked = await context.request(b"configure", *said)
-            return context.reply(await service.clients.configure(asked, wanted))
+            return context.reply(await self._service.clients.configure(asked, wanted))
 
-    async def reset(request: Request, client_id: str) -> Response:
+    async def reset(self, request: Request, client_id: str) -> Response:
         """Take a client back to the global model."""
-        context = RequestContext(intake, request, client_id)
+        context = RequestContext(self._intake, request, client_id)
         with context.admitted():
-            return context.reply(await service.clients.reset(await context.request(b"reset")))
+            return context.reply(await self._service.clients.reset(await context.request(b"reset")))
 
-    async def roll_back(request: Request, client_id: str) -> Response:
+    async def roll_back(self, request: Request, client_id: str) -> Response:
         """Let a client go on from an earlier state that is kept: of the version named, or the newest."""
-        context = RequestContext(intake, request, client_id)
+        context = RequestContext(self._intake, request, client_id)
         with context.admitted():
             body = await context.body(_LONGEST_ROLLBACK)
             if body and media_type(context.content_type) != "application/json":
                 raise unsupported(context.content_type, ("application/json",))
             version = _read_version(body)
             asked = await context.request(b"rollback", f"{version}".encode())
-            return context.reply(await service.clients.roll_back(asked, version))
+            return context.reply(await self._service.clients.roll_back(asked, version))
 
-    async def delete(request: Request, client_id: str) -> Response:
+    async def delete(self, request: Request, client_id: str) -> Response:
         """Remove a client and all that was learned for it."""
-        context = RequestContext(intake, request, client_id, keyed=False)
+        context = RequestContext(self._intake, request, client_id, keyed=False)
         with context.admitted():
-            await service.clients.delete(await context.request(b"delete"))
+            await self._service.clients.delete(await context.request(b"delete"))
             return Response(status_code=204)
 
-    async def export_state(request: Request, client_id: str) -> Response:
+    async def export_state(self, request: Request, client_id: str) -> Response:
         """The client's state as safetensors; the ETag is its version."""
-        context = RequestContext(intake, request, client_id, keyed=False, query=None)
+        context = RequestContext(self._intake, request, client_id, keyed=False, query=None)
         with context.admitted():
-            state = await service.clients.export_state(await context.request(b"export"))
+            state = await self._service.clients.export_state(await context.request(b"export"))
             return context.reply_bytes(state.data, {"ETag": etag(state.version)})
 
-    async def import_state(request: Request, client_id: str) -> Response:
+    async def import_state(self, request: Request, client_id: str) -> Response:
         """Let the client go on from an exported state; `If-Match` names the version that may be replaced."""
-        context = RequestContext(intake, request, client_id)
-        if not service.settings.import_:
+        context = RequestContext(self._intake, request, client_id)
+        if not self._service.settings.import_:
             raise Problem("import_off", "ACCLIMATE_IMPORT is off: states are taken out here, none is put in")
         if context.content_type and media_type(context.content_type) != _STATE_TYPE:
             raise unsupported(context.content_type, (_STATE_TYPE,))
         precondition = Precondition.parse(context.headers.get("if-match"))
         with context.admitted():
-            data = await context.body(service.settings.max_state_bytes)
+            data = await context.body(self._service.settings.max_state_bytes)
             wanted = await context.request(b"import", data)
-            return context.reply(await service.clients.import_state(wanted, data, precondition))
+            return context.reply(await self._service.clients.import_state(wanted, data, precondition))
 
-    path = "/clients/{client_id}"
-    router.add_api_route(path, describe, methods=["GET"])
-    router.add_api_route(path, configure, methods=["PUT"], openapi_extra=_CONFIGURATION_DOC)
-    router.add_api_route(path, delete, methods=["DELETE"], status_code=204)
-    router.add_api_route(f"{path}/reset", reset, methods=["POST"])
-    router.add_api_route(f"{path}/rollback", roll_back, methods=["POST"], openapi_extra=_ROLLBACK_DOC)
-    router.add_api_route(f"{path}/state", export_state, methods=["GET"])
-    router.add_api_route(f"{path}/state", import_state, methods=["PUT"], openapi_extra=_STATE_DOC)
+
+def add_routes(router: APIRouter, intake: Intake) -> None:
+    """Add the routes of a client."""
+    handlers, path = ClientRoutes(intake), "/clients/{client_id}"
+    router.add_api_route(path, handlers.describe, methods=["GET"])
+    router.add_api_route(path, handlers.configure, methods=["PUT"], openapi_extra=_CONFIGURATION_DOC)
+    router.add_api_route(path, handlers.delete, methods=["DELETE"], status_code=204)
+    router.add_api_route(f"{path}/reset", handlers.reset, methods=["POST"])
+    router.add_api_route(f"{path}/rollback", handlers.roll_back, methods=["POST"], openapi_extra=_ROLLBACK_DOC)
+    router.add_api_route(f"{path}/state", handlers.export_state, methods=["GET"])
+    router.add_api_route(f"{path}/state", handlers.import_state, methods=["PUT"], openapi_extra=_STATE_DOC)
 
 
 def _read_wanted(body: bytes, configurations: Configurations) -> Wanted:

@@ -134,6 +134,11 @@ class ClientScope:
         """Sorted set: request id -> milliseconds of its answer."""
         return f"{self._prefix}y"
 
+    @cached_property
+    def requests(self) -> tuple[str, ...]:
+        """The five above: whose client it is, and what is remembered of its requests."""
+        return (self.registry, self.markers, self.marker_times, self.answers, self.answer_times)
+
     def head(self, model: str) -> str:
         """Hash: version, tag and inline state (or snapshot id) in one model scope."""
         return f"{self._prefix}{_checked(model)}:h"

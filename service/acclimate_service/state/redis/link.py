@@ -264,8 +264,8 @@ class Pool:
         self._connecting: asyncio.Task[Channel] | None = None
         self._retired = False
 
-    async def lane(self) -> Channel:
-        """A connection. One is made at a time: who needs one meanwhile shares, or waits for this one too.
+    async def lane(self, target: Target = None) -> Channel:
+        """A connection, whatever is to be reached. One is made at a time: who needs one meanwhile shares, or waits too.
 
         Raises:
             Unreachable: nobody listens, or not to us.
@@ -307,22 +307,14 @@ class Pool:
             connecting.exception()  # whoever waits for it is told
 
 
-class Server:
+class Server(Pool):
     """One server, at the address of a URL. It belongs to the event loop that uses it first."""
 
     patience = 0.0
     masters: tuple[Target, ...] = (None,)
 
-    def __init__(self, dial: Dial) -> None:
-        self._dial = dial
-        self._pool = Pool(dial)
-
     def server_of(self, key: str) -> None:
         """There is only one."""
-
-    async def lane(self, target: Target) -> Channel:
-        """A connection to the server."""
-        return await self._pool.lane()
 
     async def redirected(self, redirect: failures.AskError) -> None:
         """There is nowhere else to go."""
@@ -334,7 +326,3 @@ class Server:
     async def subscription(self) -> AbstractConnection:
         """A connection of one's own."""
         return await self._dial.connection()
-
-    async def aclose(self) -> None:
-        """Wait for the replies to what was sent, then close all connections."""
-        await self._pool.aclose()

@@ -17,6 +17,7 @@ from checker.toy import PROBE, Toy, ToyState, advance, answer_after, answer_of, 
 from redis.exceptions import RedisError
 
 from acclimate_service.state import (
+    Change,
     ClientScope,
     Context,
     Limits,
@@ -107,7 +108,7 @@ async def snapshot_of_a_lost_history(lab: Lab, profile: Profile) -> list[str]:
     await session.hand_over()
     async with bench.lost():
         await session.apply(fresh(), batch_of(b"lost 2"))
-        held = session._memory.held
+        held = session.memory.held
         assert held is not None
         state = await Toy(SIZES["large"]).serialise(held.state)
     await session.apply(fresh(), batch_of(b"2"))  # under the fence of the one that was lost
@@ -124,7 +125,7 @@ async def batch_on_a_state_that_was_replaced(lab: Lab, profile: Profile) -> list
     bench = Bench(lab, profile)
     writer, other = (bench.session("large", snapshot_idle_ms=NEVER_MS) for _ in range(2))
     await writer.apply(fresh(), batch_of(b"1"))
-    await other.replace(fresh(), partial(Toy(SIZES["large"]).rework, content=b"replaced"))
+    await other.apply(fresh(), partial(Toy(SIZES["large"]).rework, content=b"replaced"))
     applied = await writer.apply(fresh(), batch_of(b"2"))
     try:
         seen = await bench.session("large").look(batch_of(PROBE))
@@ -149,7 +150,7 @@ async def _read_meanwhile(lab: Lab, profile: Profile, late: str) -> list[str]:
     bench, limits = Bench(lab, profile), Limits(**{**LIMITS, "snapshot_idle_ms": NEVER_MS})
     writer, store = bench.session("large", snapshot_idle_ms=NEVER_MS), bench.store(Planned(), limits)
     lives = {}
-    read = getattr(store.journal, late)
+    read = getattr(store.entries, late)
 
     async def live(*payloads: bytes) -> None:
         for payload in payloads:
@@ -163,7 +164,7 @@ async def _read_meanwhile(lab: Lab, profile: Profile, late: str) -> list[str]:
         return await read(*args)
 
     await live(b"1", b"2")
-    setattr(store.journal, late, read_late)
+    setattr(store.entries, late, read_late)
     present = await bench.session_of(store, "large", MODEL, limits).present()
     mixed = answer_of(present.state) != lives[present.life]
     return ["two lives were mixed"] if mixed else []
@@ -191,7 +192,8 @@ async def admitted_before_a_delete(lab: Lab, profile: Profile) -> list[str]:
     store = bench.store(Planned(), Limits(**LIMITS))
     await bench.session().apply(fresh(), batch_of(b"1"))
     await store.delete(bench.client)
-    late = await store.commit(bench.client, MODEL, Basis(), Attempt(random_rid(), "f" * 32), b"late", adapter="toy")
+    attempt, change = Attempt(random_rid(), "f" * 32), Change("", b"late", b"")
+    late = await store.commit(bench.client, MODEL, Basis(), attempt, change, adapter="toy")
     return ["a deleted client came back"] if isinstance(late, Committed) else []
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from checker.toy import ToyState
 
 from acclimate_service.state import Applied, Batch, Request, Session, StateError, StateStore, random_rid
+from acclimate_service.state.entries import Entries
 from acclimate_service.state.held import Held, Snapshotter, Track
 from acclimate_service.state.journal import Appended, Fenced, Journal
 from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Loaded, Repeat
@@ -109,10 +110,10 @@ async def of_any_history(self: Replay[ToyState], listed: Any) -> bool:
     return True
 
 
-_fetch = Journal.fetch
+_fetch = Entries.fetch
 
 
-async def fetch_any(self: Journal, client: Any, model: str, listed: Any) -> Any:
+async def fetch_any(self: Entries, client: Any, model: str, listed: Any) -> Any:
     head = (await StateStore(self._wire, self._limits).load(client, model)).head
     now = await self.contents(client, head, max(each.seq for each in listed)) if head else None
     seqs = {each.seq for each in listed}

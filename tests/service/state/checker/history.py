@@ -287,12 +287,12 @@ class History:
                 return lambda session, request: self.profile.apply(session, request, batch_of(op.content))
             case "rework":
                 change = partial(replica.machine.rework, content=op.content)
-                return lambda session, request: session.replace(request, change)
+                return lambda session, request: session.apply(request, change)
             case "pause":
                 stop = partial(replica.machine.stop, paused=op.content == b"1")
-                return lambda session, request: session.replace(request, stop)
+                return lambda session, request: session.apply(request, stop)
             case "rollback":
-                return lambda session, request: session.replace(request, partial(replica.machine.roll_back, session))
+                return lambda session, request: session.apply(request, partial(replica.machine.roll_back, session))
             case "reset":
                 return partial(self._reset_once, op)
 

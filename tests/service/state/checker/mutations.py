@@ -11,6 +11,7 @@ from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
 
 from acclimate_service.state import StateStore, session
+from acclimate_service.state.entries import Entries
 from acclimate_service.state.held import Snapshotter
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.records import Loaded, Reply
@@ -226,7 +227,7 @@ MUTATIONS: Mapping[str, Profile] = {
 VERSIONS = MUTATIONS["3 versions for tags"]
 APPEND_TAG = Profile(edits=(Edit("append", "if tag ~= basis_tag then return conflict(registry, keys.head) end\n"),))
 LISTED = Profile(patches=(Patch(Replay, "_of_one_history", flows.of_any_history),))
-FETCHED = Profile(patches=(Patch(Journal, "fetch", flows.fetch_any),))
+FETCHED = Profile(patches=(Patch(Entries, "fetch", flows.fetch_any),))
 FLIP_TAG = Profile(edits=_FLIP_CHECKS[-1:])
 RULE_T = Profile(edits=(Edit("load", "redis.call('HGET', keys.head, 'snap') == sid and "),))
 LIFE = Profile(

@@ -14,7 +14,17 @@ from checker.toy import PROBE, answer_after
 from redis_cluster import Move, RedisCluster, Server
 
 from acclimate_service.federated.cohorts import Cohorts
-from acclimate_service.state import ClientScope, Limits, StateStore, StoreUnavailable, Wire, check, connect, random_rid
+from acclimate_service.state import (
+    Change,
+    ClientScope,
+    Limits,
+    StateStore,
+    StoreUnavailable,
+    Wire,
+    check,
+    connect,
+    random_rid,
+)
 from acclimate_service.state.errors import StoreUnfit
 from acclimate_service.state.records import Attempt, Basis, Committed
 from acclimate_service.state.redis.checks import Durability, inspect
@@ -189,7 +199,9 @@ async def test_a_refusal_on_the_way_says_nothing_of_a_copy_without_reply(cluster
     pool = FaultyPool(cluster_link, faults, random.Random(0), lambda: None, {})
     store = StateStore(Wire(pool), Limits())
     with moving(cluster, client.registry), pytest.raises(StoreUnavailable) as refused:
-        await store.commit(client, MODEL, Basis(), Attempt(random_rid(), "f" * 32), b"state", adapter="toy")
+        await store.commit(
+            client, MODEL, Basis(), Attempt(random_rid(), "f" * 32), Change("", b"state", b""), adapter="toy"
+        )
     assert refused.value.committed == "unknown"
     await asyncio.wait(set(faults.detached))
 
