@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,6 +88,20 @@ class Background:
         self._failing = Gauge(
             "acclimate_background_failing", "1 while the last run of such work failed.", ["task"], registry=registry
         )
+
+    async def run(self, task: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do one round of work that is done again and again.
+
+        Args:
+            task: what it is, as the metrics name it.
+            work: begins it.
+        """
+        try:
+            await work()
+        except Exception as error:
+            self.failed(task, error)
+        else:
+            self.succeeded(task)
 
     def failed(self, task: str, error: Exception) -> None:
         """Work failed; the first of a row of failures is logged with its traceback."""
