@@ -19,26 +19,32 @@ from acclimate_adapters.state import State
 
 FLAT: Final = 1 / 64
 """Standard deviation over space up to which a channel is constant but for noise. Inputs are normalised, to 1 about."""
+UNRELATED: Final = 0.1
+"""Correlation of neighbouring pixels below which, along rows and columns alike, a channel is noise."""
+FEWEST_PIXELS: Final = 256
+"""Pixels of a channel below which a picture may look like noise by chance."""
 ALIKE: Final = 1e-6
 """Largest difference of features that are the same up to rounding, relative to the largest of them."""
 LEFT_OUT: Final = -1
-"""Place of a flat frame."""
+"""Place of a frame that tells nothing by itself: a flat one, or noise."""
 
 
 class Frames(NamedTuple):
     """The frames of a batch, and which of them are folded in."""
 
-    folded: tuple[int, ...]  # rows: the first of each frame, none that is flat
+    folded: tuple[int, ...]  # rows: the first of each frame, none that is flat or noise
     places: tuple[int, ...]  # of each row of the batch: which of those shows the same frame, or LEFT_OUT
     repeated: bool = False  # the batch is the one before once more
 
     @classmethod
-    def of(cls, x: Tensor, *, repeated: bool = False) -> Self:
+    def of(cls, x: Tensor, *, repeated: bool = False, without_noise: bool = False) -> Self:
         """The frames of a batch x [B, C, ...]; rows without spatial axes, [B, C], are no frames and all folded in."""
         rows = range(len(x))
         if x.dim() < 3:
             return cls(tuple(rows), tuple(rows), repeated)
         sums, squares, flat = _measured(x)
+        if without_noise:
+            flat = [each or noise for each, noise in zip(flat, noises(x), strict=True)]
         first: dict[tuple[float, float], int] = {}
         folded, places = list[int](), list[int]()
         for row in rows:
@@ -69,8 +75,8 @@ class Frames(NamedTuple):
     def answer(self, adapter: Adapter, model: FrozenModel, state: State, x: Tensor, take: Callable[[], Step]) -> Step:
         """The answer to the whole batch.
 
-        A flat frame is answered by the frozen model, and a repeated one as its first. The state is kept if nothing is
-        folded in, if all frames are the same or those of the batch before, or if their features are.
+        A flat frame or noise is answered by the frozen model, and a repeated one as its first. The state is kept if
+        nothing is folded in, if all frames are the same or those of the batch before, or if their features are.
 
         Args:
             adapter: the client's.
@@ -134,6 +140,23 @@ def _measured(x: Tensor) -> tuple[list[float], list[float], list[bool]]:
     flat = (squares - means.square() <= FLAT**2 + 1e-6 * squares).all(1) & (pixels > 1)
     total, length, is_flat = torch.stack([sums.sum(1), lengths.sum(1), flat.to(sums)]).tolist()
     return total, length, [bool(each) for each in is_flat]
+
+
+def noises(x: Tensor) -> list[bool]:
+    """Whether each row of x [B, C, ...] is noise: no channel's neighbouring pixels have anything to do with each other.
+
+    What is no picture [B, C, H, W], or one of very few pixels, never is.
+    """
+    if x.dim() != 4 or x.shape[2] * x.shape[3] < FEWEST_PIXELS or min(x.shape[2:]) < 2:
+        return [False] * len(x)
+    height, width = x.shape[2:]
+    deviations = at_least_float32(x)
+    deviations = deviations - deviations.mean((2, 3), keepdim=True)
+    squares = deviations.square().sum((2, 3)).clamp_min(torch.finfo(deviations.dtype).tiny)  # [B, C]
+    along = (deviations[..., 1:] * deviations[..., :-1]).sum((2, 3)) * (width / (width - 1))
+    across = (deviations[..., 1:, :] * deviations[..., :-1, :]).sum((2, 3)) * (height / (height - 1))
+    unrelated = torch.maximum(along.abs(), across.abs()) < UNRELATED * squares
+    return [bool(each) for each in unrelated.all(1).tolist()]
 
 
 def _alike(features: Tensor | None) -> bool:

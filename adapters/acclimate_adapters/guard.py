@@ -41,7 +41,8 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor, 
         model: the frozen model.
         state: the client's state.
         x: [B, C, H, W], normalised.
-        influence: 0, or how many mean batches of the client this one may count for: see `bounded`.
+        influence: 0, or how many mean batches of the client this one may count for: see `bounded`. Frames of noise
+            then count for nothing, in however many batches they come.
 
     Returns:
         The step, with three more signals: "skipped" is the share of the rows that were not folded in; "collapsed" is 1
@@ -53,7 +54,7 @@ def guarded_step(adapter: Adapter, model: FrozenModel, state: State, x: Tensor, 
         NumericalError: the frozen model itself answers with non-finite numbers.
     """
     x = model.batch(x)
-    frames = Frames.of(x)
+    frames = Frames.of(x, without_noise=influence > 0)
     folded = frames.of_step(x)
 
     def take() -> Step:

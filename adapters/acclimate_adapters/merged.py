@@ -86,7 +86,7 @@ def guarded_steps(
     """
     checked = [attempt(partial(_checked, model, work)) for work in works]
     sound = {i: work for i, work in enumerate(checked) if isinstance(work, Work)}
-    frames = {i: Frames.of(work.x, repeated=work.repeated) for i, work in sound.items()}
+    frames = {i: Frames.of(work.x, repeated=work.repeated, without_noise=influence > 0) for i, work in sound.items()}
     folding = {i: replace(work, x=frames[i].of_step(work.x)) for i, work in sound.items() if frames[i].folded}
     frozen = _frozen_passes(model, folding)
     joint = _joint_steps(model, folding, passes)
@@ -110,7 +110,7 @@ def guarded_slices(model: FrozenModel, work: Work, influence: float = 0.0) -> Ge
     checked = attempt(partial(_checked, model, work))
     if isinstance(checked, Exception):
         return checked
-    frames = Frames.of(checked.x)
+    frames = Frames.of(checked.x, without_noise=influence > 0)
     if frames.folded:
         try:
             step = yield from slices(checked.adapter, model, checked.state, frames.of_step(checked.x))

@@ -169,7 +169,8 @@ class Settings(BaseSettings):
 
     influence: float = Field(0.0, ge=0, le=1e6)
     """Bound of what one batch may do to a client's state, against the client's own batches before: 1 lets it count for
-    as much as a mean one. 0 bounds nothing."""
+    as much as a mean one. Pictures of noise, whose pixels have nothing to do with their neighbours, then count for
+    nothing. 0 bounds nothing and lets noise count."""
 
     keep_snapshots: int = Field(3, ge=0, le=8)
     """Earlier states of each client that are kept to go back to, at least ten minutes apart, the older the wider; each

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from acclimate_adapters import ADAPTERS, Adapter, FrozenModel, Source, State, StateMismatch, Step, create, guarded_step
-from acclimate_adapters.frames import LEFT_OUT, Frames
+from acclimate_adapters.frames import LEFT_OUT, Frames, noises
 from acclimate_adapters.merged import Work, guarded_steps
+from acclimate_learning.corruptions import FAMILIES, corrupt
 
 BLACK = (0 - 0.286) / 0.353  # as the network sees it
 each_method = pytest.mark.parametrize("name", [*sorted(ADAPTERS), "atp+fedcal", "bn_adapt+em"])
@@ -93,6 +94,38 @@ def test_noise_of_a_covered_sensor_is_flat_and_the_darkest_real_picture_is_not(s
     for client in streams:
         for batch in client:
             assert Frames.of(batch).complete
+
+
+@pytest.mark.parametrize("name", ["atp", "balanced", "em", "memo"])
+def test_noise_is_answered_and_not_folded_in_where_influence_is_bounded(
+    name: str, model: FrozenModel, streams: Tensor
+) -> None:
+    adapter, state = begun(name, model, streams[0, 0, :8])
+    x = streams[0, 1, :8].clone()
+    x[[1, 6]] = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    step = guarded_step(adapter, model, state, x, influence=1e6)
+    assert step.signals["skipped"] == 0.25
+    others = guarded_step(adapter, model, state, x[[0, 2, 3, 4, 5, 7]], influence=1e6)
+    assert step.state.to_bytes() == others.state.to_bytes()
+    torch.testing.assert_close(step.logits[[1, 6]], model.frozen(x[[1, 6]]).logits)
+    (served,) = guarded_steps(model, [Work(adapter, state, x)], influence=1e6)
+    assert isinstance(served, Step)
+    assert served.signals["skipped"] == 0.25
+    assert guarded_step(adapter, model, state, x).signals["skipped"] == 0
+
+
+def test_every_kind_of_noise_is_told_from_every_picture_however_it_is_corrupted(streams: Tensor) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for noise in (
+        torch.randn(400, 3, 32, 32, generator=draw),
+        (torch.rand(400, 1, 28, 28, generator=draw) < 0.3).float(),
+    ):
+        assert sum(noises(noise)) >= 390
+    assert noises(torch.randn(2, 1, 8, 8)) == noises(torch.randn(2, 300)) == [False, False]
+    pixels = ((streams[:, 0].flatten(0, 1) * 0.353 + 0.286) * 255).round().to(torch.uint8)
+    for family in FAMILIES:
+        most = 0.05 if family in ("impulse_noise", "gamma") else 0  # a quarter of the pixels black or white
+        assert sum(noises(corrupt(pixels, family, 5, draw).float())) <= most * len(pixels), family
 
 
 def test_colour_without_texture_is_flat_and_one_textured_channel_is_enough() -> None:

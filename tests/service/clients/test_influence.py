@@ -6,7 +6,8 @@ import pytest
 from acclimate_adapters import State
 from acclimate_service.settings import SettingsError, read_settings
 
-NOISE = np.random.default_rng(0).integers(0, 256, (200, 1, 28, 28), dtype=np.uint8)
+BLOCKS = np.random.default_rng(0).integers(0, 256, (200, 1, 7, 7), dtype=np.uint8).repeat(4, 2).repeat(4, 3)
+NOISE = np.random.default_rng(0).integers(0, 256, (8, 1, 28, 28), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(("influence", "rows"), [(0.0, 240), (1.0, 60), (2.0, 80)])
@@ -16,7 +17,20 @@ def test_a_large_batch_counts_for_as_many_mean_batches_as_the_operator_allows(ma
         client.configure("loud", "fedcal")
         for images in stream(1, 2, 20):
             client.predict("loud", images)
-        assert len(client.predict("loud", NOISE).labels) == 200
+        assert len(client.predict("loud", BLOCKS).labels) == 200
+        state = State.from_bytes(client.export_state("loud"))
+    assert int(state.tensors["rows"]) == rows
+
+
+@pytest.mark.parametrize(("influence", "rows"), [(0.0, 28), (1.0, 20)])
+def test_noise_counts_for_nothing_where_influence_is_bounded(make_replica, stream, influence, rows):
+    replica = make_replica(influence=influence)
+    with replica.sdk() as client:
+        client.configure("loud", "fedcal")
+        client.predict("loud", stream(1, 1, 20)[0])
+        noise = client.predict("loud", NOISE)
+        assert len(noise.labels) == 8
+        assert noise.signals["skipped"] == (influence > 0)
         state = State.from_bytes(client.export_state("loud"))
     assert int(state.tensors["rows"]) == rows
 
