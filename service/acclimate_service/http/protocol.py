@@ -314,8 +314,9 @@ class JoiningTransport:
         if self._held:
             held, self._held = self._held, b""
             self._written += len(held) + len(data)
-            self._transport.writelines((held, data))
-            self._watch()
+            with suppress(RuntimeError):  # so uvloop says that the connection was lost meanwhile
+                self._transport.writelines((held, data))
+                self._watch()
         else:
             self._held = bytes(data)
             self._loop.call_soon(self._flush)
@@ -340,7 +341,7 @@ class JoiningTransport:
         if self._held:
             held, self._held = self._held, b""
             self._written += len(held)
-            with suppress(RuntimeError):  # so uvloop says that the connection was lost meanwhile
+            with suppress(RuntimeError):
                 self._transport.write(held)
                 self._watch()
 

@@ -62,27 +62,30 @@ async def test_what_was_written_is_sent_before_the_end(wire):
     assert peer.recv(100) == b""
 
 
-async def lose_what_is_held(faults):
-    """Write, and lose the connection before the event loop's next round."""
+async def lose_what_is_held(faults, pieces):
+    """Write some pieces, and lose the connection before the event loop's next round."""
     here, there = socket.socketpair()
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=here)
     joining = JoiningTransport(transport)
     with there:
         transport.abort()
-        asyncio.get_running_loop().call_soon(joining.write, b"head")
+        for _ in range(pieces):
+            asyncio.get_running_loop().call_soon(joining.write, b"head")
         await asyncio.sleep(0.01)
-        joining.write(b"too late")
+        for _ in range(pieces):
+            joining.write(b"too late")
         joining.close()
         await asyncio.sleep(0.01)
         assert there.recv(100) == b""
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 3])
 @pytest.mark.parametrize("loop_factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
-def test_what_is_held_for_a_connection_that_is_lost_is_dropped(loop_factory):
+def test_what_is_held_for_a_connection_that_is_lost_is_dropped(loop_factory, pieces):
     faults = []
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(lose_what_is_held(faults))
+        runner.run(lose_what_is_held(faults, pieces))
     assert faults == []
 
 
