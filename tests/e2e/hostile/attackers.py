@@ -166,8 +166,11 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def run(name: str, url: str, stop: Stop) -> Target:
-    """Attack until `stop` is set; a service that closes a connection or is not to be reached ends no attack."""
-    target = Target(url)
+    """Attack until `stop` is set; a service that closes a connection or is not to be reached ends no attack.
+
+    Each attacker is a caller of its own, who is known by his address: 127.0.0.2 and so on, where the victim has .1.
+    """
+    target = Target(url, source=f"127.0.0.{2 + list(ATTACKS).index(name)}")
     while not stop.is_set():
         try:
             ATTACKS[name](target, stop)

@@ -25,19 +25,22 @@ class Target:
 
     Args:
         url: where it listens.
+        source: address of this machine that connections come from; by default, whichever the kernel takes.
         patience_s: longest wait for a reply; by default longer than the deadline of any request.
         replies: how often each status, with the code of its problem, was replied; `closed` and `silent` without one.
         wrong: replies from 500 on that are no honest 503, and no deadline that passed.
     """
 
     url: str
+    source: str = ""
     patience_s: float = 40.0
     replies: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     def connect(self) -> socket.socket:
         address = urlsplit(self.url)
-        connection = socket.create_connection((address.hostname, address.port), timeout=self.patience_s)
+        own = (self.source, 0) if self.source else None
+        connection = socket.create_connection((address.hostname, address.port), self.patience_s, own)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
