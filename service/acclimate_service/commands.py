@@ -7,6 +7,7 @@ from typing import Final
 
 from acclimate_adapters import AcclimateError
 from acclimate_service.federated.cohort import Round
+from acclimate_service.logs import set_up
 from acclimate_service.service import open_service
 from acclimate_service.serving import new_event_loop, serve
 from acclimate_service.settings import Settings, SettingsError, read_settings
@@ -19,7 +20,9 @@ ERRORS: Final = (SettingsError, AcclimateError, StateError, EmbeddedRedisError, 
 
 def run_server(_: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
-    serve(read_settings())
+    settings = read_settings()
+    set_up(settings.log_format, settings.log_level)
+    serve(settings)
     return 0
 
 

@@ -85,6 +85,7 @@ async def _serve(settings: Settings, extend: Extend) -> None:
                 app,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=settings.grace_s,
+                log_config=None,  # its lines are written as all others are
                 log_level="warning",
                 http=Http1,
                 ws="none",

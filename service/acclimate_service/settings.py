@@ -96,6 +96,12 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
+    log_format: Literal["text", "json"] = "text"
+    """How the log is written to standard error: lines for people, or one JSON object each."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """The lowest level that is written; from `info` on there is a line for every request, else for failures alone."""
+
     keys_file: Path | None = None
     """File of the API keys, one a line, made by `acclimate keys create`; it is read again when it changes. Without one,
     anybody who reaches the service may do everything."""

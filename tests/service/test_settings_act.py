@@ -100,6 +100,8 @@ ELSEWHERE = {
     "device_cache_bytes": "service/compute/test_device_cache.py::"
     "test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not",
     "host": "service/test_settings.py::test_a_wrong_setting_is_one_clear_line",
+    "log_format": "service/test_logs.py::test_the_log_is_written_as_the_settings_say",
+    "log_level": "service/test_logs.py::test_the_log_is_written_as_the_settings_say",
     "keys_file": "service/http/test_access.py::test_keys_are_changed_without_a_restart",
     "allow_anonymous": "service/http/test_access.py::"
     "test_nobody_is_let_in_from_outside_without_keys_unless_the_operator_says_so",

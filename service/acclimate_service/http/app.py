@@ -63,7 +63,8 @@ def create_app(service: Service) -> FastAPI:
         )
     hosts = hosts_of(settings.allowed_hosts, settings.host)
     app.add_middleware(SiteMiddleware, hosts=hosts, origins=settings.cors_origins)
-    app.add_middleware(RequestMiddleware, replica=service, caller=STRANGER if keys else EVERYBODY)
+    caller = STRANGER if keys else EVERYBODY
+    app.add_middleware(RequestMiddleware, replica=service, caller=caller, secret=settings.secret)
     return app
 
 

@@ -1,6 +1,7 @@
 """What happens to every request: an id, its time and outcome counted, an answer even when it fails; pages kept out."""
 
 import ipaddress
+import logging
 import re
 import time
 import uuid
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
 from acclimate_service.keys import STRANGER, Caller
+from acclimate_service.logs import ACCESS, note_request
 from acclimate_service.metrics import Metrics
 
 _SAFE: Final = (
@@ -27,6 +29,8 @@ _SAFE: Final = (
 """Headers of every reply: it is nobody's page, and nobody keeps it or takes it for something else."""
 _NO_PAGE: Final = (*_SAFE, (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"))
 """Those of all replies but the one page that there is."""
+_FAILED: Final = 500
+"""From this status on, it was the service that failed."""
 _SOUND_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -43,11 +47,19 @@ class RequestMiddleware:
     HEAD is answered as GET is; the server leaves out the body.
     """
 
-    def __init__(self, app: ASGIApp, replica: Replica, caller: Caller = STRANGER) -> None:
-        """Answer requests for a replica, as those of this caller until it is known who calls."""
+    def __init__(self, app: ASGIApp, replica: Replica, caller: Caller = STRANGER, secret: str = "") -> None:
+        """Answer requests for a replica.
+
+        Args:
+            app: what answers.
+            replica: whose metrics count it.
+            caller: whom requests are from until it is known who calls.
+            secret: by which clients are hashed in the log.
+        """
         self._app = app
         self._replica = replica
         self._caller = caller
+        self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -86,8 +98,25 @@ class RequestMiddleware:
             await reply(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
+            seconds = time.perf_counter() - began
             self._replica.metrics.requests.labels(route, str(status or 500)).inc()
-            self._replica.metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
+            self._replica.metrics.request_seconds.labels(route).observe(seconds)
+            level = logging.WARNING if (status or 500) >= _FAILED else logging.INFO
+            if ACCESS.isEnabledFor(level):
+                note_request(level, self._secret, scope["method"], route, status or 500, seconds, _ids(scope))
+
+
+def _ids(scope: Scope) -> dict[str, str | None]:
+    """What a request is known by in the log."""
+    state, client = scope["state"], scope.get("path_params", {}).get("client_id", "")
+    tenant = state["caller"].tenant
+    return {
+        "client": f"{tenant}/{client}" if tenant and client else client,
+        "request_id": state["request_id"],
+        "caller_request_id": state["caller_request_id"],
+        "tenant": tenant,
+        "key": state["caller"].key,
+    }
 
 
 class SiteMiddleware:
