@@ -246,10 +246,14 @@ class Sparing(Adapter, Protocol):
         ...
 
 
+def indispensable(adapter: Adapter) -> frozenset[str]:
+    """What the adapter cannot do without."""
+    return adapter.needs - adapter.dispensable if isinstance(adapter, Sparing) else adapter.needs
+
+
 def missing(adapter: Adapter, model: FrozenModel) -> tuple[str, ...]:
     """What the adapter cannot do without and the model does not offer, sorted."""
-    dispensable = adapter.dispensable if isinstance(adapter, Sparing) else frozenset()
-    return tuple(sorted(adapter.needs - dispensable - model.offers))
+    return tuple(sorted(indispensable(adapter) - model.offers))
 
 
 def require(adapter: Adapter, model: FrozenModel) -> None:

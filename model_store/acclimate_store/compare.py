@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from acclimate_adapters import ADAPTERS, create
+from acclimate_adapters import ADAPTERS, Adapter, create
+from acclimate_adapters.adapter import indispensable
 from acclimate_store.catalogue import BundleKey, Catalogue
 from acclimate_store.identity import Identity, read_identity
 from acclimate_store.manifest import Manifest
@@ -36,7 +37,7 @@ def _read(catalogue: Catalogue, key: BundleKey) -> tuple[Manifest, Identity]:
 
 
 def _fates(was: Identity, now: Identity) -> Iterator[str]:
-    reasons = {name: _reason(was, now, create(name).needs) for name in sorted(ADAPTERS)}
+    reasons = {name: _reason(was, now, create(name)) for name in sorted(ADAPTERS)}
     kept = [name for name, reason in reasons.items() if not reason]
     yield f"  keep their state: clients with {', '.join(kept)}"
     anew = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
@@ -45,12 +46,12 @@ def _fates(was: Identity, now: Identity) -> Iterator[str]:
     yield "  A chain keeps its state where both of its parts do. Adapters are meant with their defaults."
 
 
-def _reason(was: Identity, now: Identity, needs: frozenset[str]) -> str:
+def _reason(was: Identity, now: Identity, adapter: Adapter) -> str:
     """Why clients of an adapter begin anew; empty if they do not."""
-    gone = sorted(needs & was.quantities.keys() - now.quantities.keys())
+    gone = sorted(indispensable(adapter) & was.quantities.keys() - now.quantities.keys())
     if gone:
         return f"{now.bundle} has no {', '.join(gone)}: the default adapter takes its place"
-    return ", ".join(was.changed(now, needs))
+    return ", ".join(was.changed(now, adapter.needs))
 
 
 def _difference(part: str, before: Manifest, after: Manifest) -> str:
