@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from checker import directed, mutations
+from checker import directed, evidence, mutations
 from checker.history import History
 from checker.lab import Lab, open_lab, patched
 from checker.profile import Profile
@@ -106,6 +106,20 @@ async def test_the_checker_sees_when_a_safeguard_is_missing(lab: Lab, removed: s
     report = await lab.run(range(BUDGET), mutations.MUTATIONS[removed], at_once=8, until_violated=True)
     print(report)
     assert report.violations, f"nothing was seen in {report.histories} histories"
+
+
+async def test_evidence_that_is_told_late_and_twice_beside_deletes_counts_once(lab: Lab):
+    assert not await evidence.run(lab, range(FEW))
+
+
+@pytest.mark.slow
+async def test_so_it_does_in_thousands_of_histories(lab: Lab):
+    assert not await evidence.run(lab, range(60_000, 62_000))
+
+
+@pytest.mark.parametrize("removed", mutations.EVIDENCE)
+async def test_the_checker_sees_when_evidence_counts_wrongly(lab: Lab, removed: str):
+    assert await evidence.run(lab, range(FEW), mutations.EVIDENCE[removed])
 
 
 @pytest.mark.parametrize("scenario", DIRECTED, ids=lambda scenario: scenario.__name__)

@@ -198,6 +198,16 @@ async def test_a_client_that_is_forgotten_takes_its_rows_along(pools, admin):
     assert await admin.keys() == []
 
 
+async def test_what_is_forgotten_of_one_life_spares_the_share_of_the_next(pools):
+    client = ClientScope("one")
+    await pools.tell(client, ATP, share(1, life="a" * 16))
+    await pools.tell(client, ATP, share(2, life="d" * 16))
+    await pools.forget(client, "a" * 16)
+    assert (await pools.share(client, ATP)).counts == rows(2)
+    await pools.forget(client, "d" * 16)
+    assert await pools.share(client, ATP) is None
+
+
 async def test_after_a_reset_only_rows_count_that_are_told_from_then_on(pools):
     one, two = ClientScope("one"), ClientScope("two")
     await pools.tell(one, ATP, share(losses=500))

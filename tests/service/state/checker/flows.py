@@ -5,6 +5,8 @@ from typing import Any
 
 from checker.toy import ToyState
 
+from acclimate_service.guard.fleet import Heard
+from acclimate_service.guard.pools import Share
 from acclimate_service.state import Applied, Batch, Request, Session, StateError, StateStore, random_rid
 from acclimate_service.state.entries import Entries
 from acclimate_service.state.held import Held, Snapshotter, Track
@@ -136,3 +138,18 @@ async def settle_other_model(self: Repeats[ToyState], request: Request, loaded: 
     if repeat.answer is None and repeat.model != self._context.model:
         return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")
     return await _settle(self, request, loaded, repeat)
+
+
+# Evidence
+
+
+async def tell_unasked(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
+    share = Share(told["life"], told["seq"], told["born"], told["counts"])
+    await self._pools.tell(client, configuration, share)
+    if await self._pools.life(client) != share.life:
+        await self._pools.forget(client, share.life)
+
+
+async def tell_unchecked(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
+    if await self._pools.life(client) == told["life"]:
+        await self._pools.tell(client, configuration, Share(told["life"], told["seq"], told["born"], told["counts"]))

@@ -10,6 +10,7 @@ from checker import flows
 from checker.faults import RATES
 from checker.profile import Edit, Patch, Profile
 
+from acclimate_service.guard.fleet import Heard
 from acclimate_service.state import StateStore, session
 from acclimate_service.state.entries import Entries
 from acclimate_service.state.held import Snapshotter
@@ -218,6 +219,32 @@ MUTATIONS: Mapping[str, Profile] = {
         deletes=0.0,
         unequal=0.0,
         size="large",
+    ),
+}
+
+EVIDENCE: Mapping[str, Profile] = {
+    "older share": Profile(
+        edits=(
+            Edit(
+                "pool_tell",
+                "if known and known[1] == life and tonumber(known[2]) >= tonumber(seq) then return {'OK', '0'} end\n",
+            ),
+        )
+    ),
+    "rows that were told": Profile(edits=(Edit("pool_tell", "continues and known[4 + kind] or 0", "0"),)),
+    "weight of a client": Profile(edits=(Edit("pool_tell", "math.min(room, coming)", "coming"),)),
+    "nothing before a label": Profile(
+        edits=(Edit("pool_tell", "if not known and coming == 0 then return {'OK', '0'} end"),)
+    ),
+    "share of the deleted": Profile(edits=(Edit("pool_forget", "    redis.call('HDEL', pool, field)\n"),)),
+    "number of shares": Profile(
+        edits=(Edit("pool_forget", "sizes[digest], changed = size - 1, true", "changed = true"),)
+    ),
+    "name of what nobody has": Profile(edits=(Edit("pool_forget", "      redis.call('HDEL', pool, digest)\n"),)),
+    "lifetime of a pool": Profile(edits=(Edit("pool_tell", "redis.call('PEXPIRE', pool, whole(ttl))\n"),)),
+    "life before it is told": Profile(patches=(Patch(Heard, "tell", flows.tell_unasked),)),
+    "life after it was told": Profile(
+        patches=(Patch(Heard, "tell", flows.tell_unchecked),), rates={**RATES, "pool_tell: pause before": 0.5}
     ),
 }
 
