@@ -56,7 +56,7 @@ class _Lane:
         group: whose turn it is.
         undecided: of these, how many have yet to say whether their work is still wanted.
         began: when what is at hand was begun; None while there is nothing.
-        ended: when something was done last.
+        ended: when it had something to do last.
     """
 
     def __init__(self, threads: int) -> None:
@@ -211,14 +211,18 @@ class Worker:
         lane.group = [each for each in lane.group if each.admitted]
         if lane.group:
             self._do(lane)
-        elif self._queue:
+        else:
             self._go_on(lane)
 
     def _go_on(self, lane: _Lane) -> None:
         """Let the thread, which has nothing to do, begin with what is next of those who wait."""
-        if lane is self._lane:
+        if lane is self._beside:
+            lane.ended = time.monotonic()
+            asyncio.get_running_loop().call_later(KEPT_S, self._retire, lane, lane.ended)
+        elif self._queue:
             self._begin(lane, self._next())
-        self._overtake()
+        if self._queue:
+            self._overtake()
 
     def _overtake(self) -> None:
         """Let work that waits overtake much longer work at hand, once that has gone on for a while."""
@@ -286,12 +290,8 @@ class Worker:
             self._charge(lane, group)
         elif self._shares.had and self._is_last(lane):
             self._shares.forget()
-        lane.began = None
-        if lane is self._beside:
-            lane.ended = time.monotonic()
-            asyncio.get_running_loop().call_later(KEPT_S, self._retire, lane, lane.ended)
-        lane.group = []
-        if self._queue:
+        lane.began, lane.group = None, []
+        if self._queue or lane is self._beside:
             self._go_on(lane)
         try:
             outcomes = done.result()

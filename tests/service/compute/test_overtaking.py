@@ -124,3 +124,19 @@ async def test_short_work_that_is_not_admitted_is_not_begun_and_blocks_nobody(wo
     with pytest.raises(PermissionError):
         await worker.share(doubled, 1, 1, refuse, seconds=SHORT_S)
     assert await worker.share(doubled, 1, 1, always, seconds=SHORT_S) == 2
+
+
+async def test_a_second_thread_that_nobody_was_admitted_to_ends(worker, long, monkeypatch):
+    monkeypatch.setattr(module, "KEPT_S", 0.01)
+    seen = []
+
+    async def refuse():
+        seen.extend(thread for thread in threading.enumerate() if thread not in before)
+        raise PermissionError
+
+    before = threading.enumerate()
+    with pytest.raises(PermissionError):
+        await worker.share(doubled, 1, 1, refuse, seconds=SHORT_S)
+    (beside,) = [thread for thread in seen if thread.name.startswith(module.THREAD)]
+    await asyncio.to_thread(beside.join, 30)
+    assert not beside.is_alive()
