@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -36,6 +37,9 @@ from acclimate_store import Bundle, Catalogue, write_bundle
 from acclimate_store.architectures import build
 from acclimate_store.files import MODEL_FILE
 from acclimate_store.samples import load_streams
+
+sys.path.insert(0, str(Path(__file__).parent))  # `described`
+from described import DESCRIBED
 
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "model_store" / "bundles"
@@ -194,7 +198,10 @@ def running(settings: Settings) -> Iterator[Replica]:
             server = uvicorn.Server(config)
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             redis = stack.enter_context(Redis.from_url(url))
-            http = stack.enter_context(httpx.Client(base_url=address, timeout=30, verify=certificates()))
+            hooks = {"response": [DESCRIBED.check]}
+            http = stack.enter_context(
+                httpx.Client(base_url=address, timeout=30, verify=certificates(), event_hooks=hooks)
+            )
             ready.set_result((server, Replica(address, service, redis, http, asyncio.get_running_loop())))
             await server.serve(sockets=[listener])
 

@@ -44,9 +44,8 @@ NEEDS: Final = {
     "GET /v2/health/ready": ANYBODY,
 }
 """What a key must be good for, for every route; those of a model by its name are those of the default one."""
-_OPEN: Final = frozenset(
-    (*(name.partition(" ")[2] for name, need in NEEDS.items() if need == ANYBODY), "/docs", "/openapi.json")
-)
+_PAGES: Final = ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png", "/openapi.json")
+_OPEN: Final = frozenset((*(name.partition(" ")[2] for name, need in NEEDS.items() if need == ANYBODY), *_PAGES))
 _OF_MODEL: Final = re.compile(r"^/models/[^/]+(?=/)")
 _BEARER: Final = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
 _CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="acclimate"'}

@@ -3,11 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache, partial
+from pathlib import Path
 
+import fastapi_offline
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
-from acclimate_service.http import problems
+from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute, KeyedRoute, KeyMiddleware
 from acclimate_service.http.context import Intake
 from acclimate_service.http.middleware import RequestMiddleware, SiteMiddleware, hosts_of
@@ -38,11 +45,16 @@ def create_app(service: Service) -> FastAPI:
         title="Acclimate",
         version=service.version,
         description="Adapted predictions for every client.",
+        docs_url=None,
+        redoc_url=None,
         redirect_slashes=False,  # a redirected batch would be sent twice
         routes=make_router(intake, KeyedRoute if keys else DecidedRoute).routes,
         lifespan=lifespan,
     )
-    problems.install(app, [service.bundle.manifest.name, *service.others])
+    _add_pages(app)
+    models = [service.bundle.manifest.name, *service.others]
+    app.openapi = cache(partial(openapi.describe, app, models))  # type: ignore[method-assign]
+    problems.install(app, models)
     if keys:
         app.add_middleware(KeyMiddleware, keys=keys)
     if settings.cors_origins:
@@ -73,3 +85,20 @@ def _keys(settings: Settings) -> Keys | None:
         return Keys(settings.keys_file) if settings.keys_file else None
     except KeysError as error:
         raise SettingsError(f"ACCLIMATE_KEYS_FILE: {error}") from error
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Show the interface at `/docs`, from files that are here: a browser needs nothing of the internet for it."""
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title=app.title,
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="docs/favicon.png",
+    )
+
+    async def docs(_: Request) -> Response:
+        return page
+
+    app.add_route("/docs", docs, methods=["GET"], include_in_schema=False)
+    app.mount("/docs", StaticFiles(directory=Path(fastapi_offline.__file__).with_name("static")))

@@ -140,23 +140,12 @@ def reply(problem: Problem, request_id: str) -> Response:
     return Response(orjson.dumps(body), status, headers, MEDIA_TYPE)
 
 
-_SCHEMA: Final = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "code", "retryable", "state_committed", "request_id", "error"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"enum": sorted(STATUS)},
-        "retryable": {"type": "boolean"},
-        "state_committed": {"enum": [True, False, "unknown"]},
-        "request_id": {"type": "string"},
-        "error": {"type": "string"},
-    },
-}
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    "default": {"description": "A problem (RFC 9457).", "content": {MEDIA_TYPE: {"schema": _SCHEMA}}}
+    "default": {
+        "description": "A problem (RFC 9457).",
+        "headers": {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
 }
 """What the OpenAPI document says of every route's errors."""
 

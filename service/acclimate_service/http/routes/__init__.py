@@ -1,8 +1,9 @@
 """The HTTP interface: parse, call the service, reply. One module per noun."""
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 
-from acclimate_service.http import problems
+from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute
 from acclimate_service.http.context import Intake
 from acclimate_service.http.routes import about, clients, feedback, inference, predict
@@ -23,6 +24,9 @@ def make_router(intake: Intake, kind: type[DecidedRoute]) -> APIRouter:
         of_model = APIRouter(prefix=prefix, responses=problems.RESPONSES, route_class=kind)
         for noun in (predict, clients, feedback):
             noun.add_routes(of_model, each)
-        of_model.add_api_route("/adapters", feedback.evidence_of(each), methods=["GET"])
+        feedback.add_evidence(of_model, each)
+        for route in of_model.routes:
+            if isinstance(route, APIRoute):
+                route.operation_id = openapi.of_model(route.operation_id or "", each.model["name"])
         router.routes += of_model.routes  # flat: whoever looks which methods a path takes finds them
     return router

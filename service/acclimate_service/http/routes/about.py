@@ -10,6 +10,8 @@ from starlette.responses import Response
 from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
 from acclimate_service.http.context import Intake, json
+from acclimate_service.http.openapi import Content, bytes_of, json_of, operation
+from acclimate_service.http.schemas import Adapters, Live, Models, Ready
 from acclimate_service.metrics import Metrics
 from acclimate_service.service import Service
 
@@ -68,15 +70,14 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
         service.measure()
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    routes: dict[str, Callable[..., Any]] = {
-        "/models": models,
-        "/adapters": adapters,
-        "/v2/health/live": live,
-        "/v2/health/ready": ready,
-        "/metrics": metrics,
-    }
-    for path, handler in routes.items():
-        router.add_api_route(path, handler, methods=["GET"])
+    def add(path: str, name: str, handler: Callable[..., Any], reply: Content, **more: Any) -> None:
+        router.add_api_route(path, handler, methods=["GET"], **operation(name, "service", reply, **more))
+
+    add("/models", "list_models", models, json_of(Models))
+    add("/adapters", "list_adapters", adapters, json_of(Adapters))
+    add("/v2/health/live", "is_live", live, json_of(Live))
+    add("/v2/health/ready", "is_ready", ready, json_of(Ready), unavailable=json_of(Ready))
+    add("/metrics", "read_metrics", metrics, bytes_of("text/plain"))
 
 
 def _failing(metrics: Metrics) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Clients: look at one, choose its adapter, export and import its state, reset it, remove it."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,48 +12,16 @@ from acclimate_service.clients.clients import Wanted, adaptation
 from acclimate_service.clients.requests import Precondition, etag
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
+from acclimate_service.http import schemas
 from acclimate_service.http.context import Intake, RequestContext, json
+from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, bytes_of, json_of, operation
 from acclimate_service.http.payload import load_json, media_type, unsupported
+from acclimate_service.http.schemas import Change, Client, Configured, Document, Rollback, Version
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
 _LONGEST_ROLLBACK = 1024  # bytes
 _LARGEST_VERSION = 2**53 - 1
-_STATE_TYPE = "application/octet-stream"
-_STATE_DOC = {"requestBody": {"required": True, "content": {_STATE_TYPE: {}}}}
-_ROLLBACK_DOC = {
-    "requestBody": {
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"version": {"type": "integer", "minimum": 1, "maximum": _LARGEST_VERSION}},
-                    "additionalProperties": False,
-                }
-            }
-        }
-    }
-}
 _ADAPTATION = {"running": False, "paused": True}
-_CONFIGURATION_DOC = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "minProperties": 1,
-                    "properties": {
-                        "adapter": {"type": "string"},
-                        "hyperparameters": {"type": "object"},
-                        "adaptation": {"enum": list(_ADAPTATION)},
-                    },
-                    "dependentRequired": {"hyperparameters": ["adapter"]},
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
-}
 
 
 class ClientRoutes:
@@ -66,7 +35,7 @@ class ClientRoutes:
         self._intake = intake
         self._service = intake.service
 
-    async def describe(self, request: Request, client_id: str) -> Response:
+    async def describe(self, request: Request, client_id: ClientId) -> Response:
         """Adapter of a client, and version, size and place of its state."""
         context = RequestContext(self._intake, request, client_id, keyed=False, query=None)
         described = await self._service.clients.describe(context.client)
@@ -80,7 +49,7 @@ class ClientRoutes:
         }
         return json({**body, "state": state, "guard": guard})
 
-    async def configure(self, request: Request, client_id: str) -> Response:
+    async def configure(self, request: Request, client_id: ClientId) -> Response:
         """Choose the client's adapter, which restarts unless it is the one that the client has; pause it, or go on."""
         context = RequestContext(self._intake, request, client_id)
         if media_type(context.content_type) != "application/json":
@@ -94,13 +63,13 @@ class ClientRoutes:
             asked = await context.request(b"configure", *said)
             return context.reply(await self._service.clients.configure(asked, wanted))
 
-    async def reset(self, request: Request, client_id: str) -> Response:
+    async def reset(self, request: Request, client_id: ClientId) -> Response:
         """Take a client back to the global model."""
         context = RequestContext(self._intake, request, client_id)
         with context.admitted():
             return context.reply(await self._service.clients.reset(await context.request(b"reset")))
 
-    async def roll_back(self, request: Request, client_id: str) -> Response:
+    async def roll_back(self, request: Request, client_id: ClientId) -> Response:
         """Let a client go on from an earlier state that is kept: of the version named, or the newest."""
         context = RequestContext(self._intake, request, client_id)
         with context.admitted():
@@ -111,27 +80,27 @@ class ClientRoutes:
             asked = await context.request(b"rollback", f"{version}".encode())
             return context.reply(await self._service.clients.roll_back(asked, version))
 
-    async def delete(self, request: Request, client_id: str) -> Response:
+    async def delete(self, request: Request, client_id: ClientId) -> Response:
         """Remove a client and all that was learned for it."""
         context = RequestContext(self._intake, request, client_id, keyed=False)
         with context.admitted():
             await self._service.clients.delete(await context.request(b"delete"))
             return Response(status_code=204)
 
-    async def export_state(self, request: Request, client_id: str) -> Response:
+    async def export_state(self, request: Request, client_id: ClientId) -> Response:
         """The client's state as safetensors; the ETag is its version."""
         context = RequestContext(self._intake, request, client_id, keyed=False, query=None)
         with context.admitted():
             state = await self._service.clients.export_state(await context.request(b"export"))
             return context.reply_bytes(state.data, {"ETag": etag(state.version)})
 
-    async def import_state(self, request: Request, client_id: str) -> Response:
+    async def import_state(self, request: Request, client_id: ClientId) -> Response:
         """Let the client go on from an exported state; `If-Match` names the version that may be replaced."""
         context = RequestContext(self._intake, request, client_id)
         if not self._service.settings.import_:
             raise Problem("import_off", "ACCLIMATE_IMPORT is off: states are taken out here, none is put in")
-        if context.content_type and media_type(context.content_type) != _STATE_TYPE:
-            raise unsupported(context.content_type, (_STATE_TYPE,))
+        if context.content_type and media_type(context.content_type) != BYTES:
+            raise unsupported(context.content_type, (BYTES,))
         precondition = Precondition.parse(context.headers.get("if-match"))
         with context.admitted():
             data = await context.body(self._service.settings.max_state_bytes)
@@ -141,14 +110,28 @@ class ClientRoutes:
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of a client."""
-    handlers, path = ClientRoutes(intake), "/clients/{client_id}"
-    router.add_api_route(path, handlers.describe, methods=["GET"])
-    router.add_api_route(path, handlers.configure, methods=["PUT"], openapi_extra=_CONFIGURATION_DOC)
-    router.add_api_route(path, handlers.delete, methods=["DELETE"], status_code=204)
-    router.add_api_route(f"{path}/reset", handlers.reset, methods=["POST"])
-    router.add_api_route(f"{path}/rollback", handlers.roll_back, methods=["POST"], openapi_extra=_ROLLBACK_DOC)
-    router.add_api_route(f"{path}/state", handlers.export_state, methods=["GET"])
-    router.add_api_route(f"{path}/state", handlers.import_state, methods=["PUT"], openapi_extra=_STATE_DOC)
+    handlers = ClientRoutes(intake)
+
+    def add(suffix: str, method: str, handler: Callable[..., Any], described: Mapping[str, Any]) -> None:
+        router.add_api_route("/clients/{client_id}" + suffix, handler, methods=[method], **described)
+
+    def changes(name: str, reply: type[Document], body: Content | None = None, **more: Any) -> Mapping[str, Any]:
+        return operation(name, "clients", json_of(reply), body=body, **{"headers": CHANGING, **more})
+
+    exported = operation("export_state", "clients", bytes_of(), headers=CHANGING[1:])
+    add("", "GET", handlers.describe, operation("describe_client", "clients", json_of(Client), headers=CHANGING[1:]))
+    add("", "PUT", handlers.configure, changes("configure_client", Configured, json_of(schemas.Wanted)))
+    add("", "DELETE", handlers.delete, operation("delete_client", "clients", None, headers=CHANGING[1:]))
+    add("/reset", "POST", handlers.reset, changes("reset_client", Change))
+    add(
+        "/rollback",
+        "POST",
+        handlers.roll_back,
+        changes("roll_client_back", Rollback, json_of(Version), body_required=False),
+    )
+    add("/state", "GET", handlers.export_state, exported)
+    imported = changes("import_state", Change, bytes_of(), headers=(*CHANGING, "If-Match"))
+    add("/state", "PUT", handlers.import_state, imported)
 
 
 def _read_wanted(body: bytes, configurations: Configurations) -> Wanted:

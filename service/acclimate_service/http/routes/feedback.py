@@ -1,6 +1,5 @@
 """True labels in; what they show of the adapters out."""
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -12,41 +11,20 @@ from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.guard.record import Label
 from acclimate_service.http.context import Intake, RequestContext, json, kind_of
+from acclimate_service.http.openapi import CHANGING, JSON, TENSOR, ClientId, images_of, json_of, operation, ref
 from acclimate_service.http.payload import (
-    MEDIA_TYPES,
     Json,
     decoding_labelled,
     decoding_labelled_document,
     load_json,
     media_type,
 )
+from acclimate_service.http.schemas import Feedback, LabelledForm, LabelledImages, LabelledRows, ModelEvidence
 
 _MOST_ROWS = 10_000
 _LONGEST_BODY = 4 * 2**20
 _LONGEST_ID = 128
 _FORM = '{"rows": [{"request_id": "<of the answer>", "row": <place in the batch>, "label": <class name or index>}]}'
-_SCHEMA = {
-    "type": "object",
-    "required": ["rows"],
-    "properties": {
-        "rows": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": _MOST_ROWS,
-            "items": {
-                "type": "object",
-                "required": ["request_id", "row", "label"],
-                "properties": {
-                    "request_id": {"type": "string", "maxLength": _LONGEST_ID},
-                    "row": {"type": "integer", "minimum": 0},
-                    "label": {"type": ["string", "integer"]},
-                },
-            },
-        }
-    },
-}
-_IMAGES: dict[str, Any] = {media_type: {} for media_type in MEDIA_TYPES}
-_DOC = {"requestBody": {"required": True, "content": {**_IMAGES, "application/json": {"schema": _SCHEMA}}}}
 
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
@@ -54,7 +32,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     service, manifest = intake.service, intake.service.bundle.manifest
     limit = max(service.settings.max_body_bytes, _LONGEST_BODY)
 
-    async def feedback(request: Request, client_id: str) -> Response:
+    async def feedback(request: Request, client_id: ClientId) -> Response:
         """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
         context = RequestContext(intake, request, client_id)
         with context.admitted():
@@ -76,11 +54,21 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"examples", kind, images.data.cast("B"), classes.tobytes())
             return context.reply(await service.tell(wanted, Examples(images, classes)))
 
-    router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], openapi_extra=_DOC)
+    described = operation(
+        "tell_labels",
+        "labels",
+        json_of(Feedback),
+        body={
+            **images_of(LabelledImages, LabelledForm),
+            JSON: {"schema": {"anyOf": [ref(LabelledRows), ref(LabelledImages)]}},
+        },
+        headers=(*CHANGING, "X-Labels", *TENSOR),
+    )
+    router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], **described)
 
 
-def evidence_of(intake: Intake) -> Callable[[], Awaitable[Response]]:
-    """The handler that tells the evidence about a model."""
+def add_evidence(router: APIRouter, intake: Intake) -> None:
+    """Add the route that tells the evidence about a model."""
     service = intake.service
 
     async def evidence() -> Response:
@@ -88,7 +76,8 @@ def evidence_of(intake: Intake) -> Callable[[], Awaitable[Response]]:
         challengers = service.challengers.configurations if service.challengers else ()
         return json({"model": intake.model, **await service.feedback.of_all(challengers)})
 
-    return evidence
+    described = operation("describe_evidence", "labels", json_of(ModelEvidence))
+    router.add_api_route("/adapters", evidence, methods=["GET"], **described)
 
 
 def _read(document: Json, classes: tuple[str, ...]) -> list[Label]:

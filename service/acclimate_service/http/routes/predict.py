@@ -9,11 +9,12 @@ from acclimate_service.clients.engine import Batch
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, kind_of
-from acclimate_service.http.payload import MEDIA_TYPES, decoding_labelled
+from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, images_of, json_of, operation
+from acclimate_service.http.payload import decoding_labelled
+from acclimate_service.http.schemas import Enrolment, ImageForm, Images, LabelledForm, LabelledImages, Prediction
 
 _NUMBER = re.compile(r"[0-9]{1,16}")
 _LARGEST_NUMBER = 2**53 - 1
-_DOC = {"requestBody": {"required": True, "content": {media_type: {} for media_type in MEDIA_TYPES}}}
 
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
@@ -21,7 +22,9 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     service, manifest = intake.service, intake.service.bundle.manifest
     limit = service.settings.max_body_bytes
 
-    async def predict(request: Request, client_id: str, adapt: bool = True, probabilities: bool = False) -> Response:
+    async def predict(
+        request: Request, client_id: ClientId, adapt: bool = True, probabilities: bool = False
+    ) -> Response:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
         context = RequestContext(intake, request, client_id, keyed=adapt, query=("adapt", "probabilities"))
         number = batch_number(context, adapt)
@@ -31,7 +34,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"predict", what, images.data.cast("B"), number=number)
             return context.reply(await service.predict(Batch(wanted, images, adapt, probabilities)))
 
-    async def enroll(request: Request, client_id: str) -> Response:
+    async def enroll(request: Request, client_id: ClientId) -> Response:
         """Let the client restart from labelled images of its own."""
         context = RequestContext(intake, request, client_id)
         with context.admitted():
@@ -45,8 +48,22 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"enroll", kind, images.data.cast("B"), labels.tobytes())
             return context.reply(await service.enroll(wanted, Examples(images, labels)))
 
-    router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], openapi_extra=_DOC)
-    router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], openapi_extra=_DOC)
+    described = operation(
+        "predict",
+        "batches",
+        json_of(Prediction),
+        body=images_of(Images, ImageForm),
+        headers=(*CHANGING, "X-Batch-Number", *TENSOR),
+    )
+    router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], **described)
+    described = operation(
+        "enroll",
+        "labels",
+        json_of(Enrolment),
+        body=images_of(LabelledImages, LabelledForm),
+        headers=(*CHANGING, "X-Labels", *TENSOR),
+    )
+    router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], **described)
 
 
 def batch_number(context: RequestContext, adapt: bool) -> int:

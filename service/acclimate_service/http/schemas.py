@@ -1,0 +1,604 @@
+"""The documents of the interface as types: what `/openapi.json` describes, and what tests hold replies against.
+
+Nothing is read or written through them while requests are served. A member that a reply may lack has a default, which
+says what its absence means.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, SkipJsonSchema, models_json_schema
+from pydantic_core.core_schema import WithDefaultSchema
+from typing_extensions import TypeAliasType
+
+Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+_Unknown: TypeAlias = Annotated[Literal["unknown"], WithJsonSchema({"type": "string", "enum": ["unknown"]})]
+Committed = TypeAliasType("Committed", bool | _Unknown)
+"""As an enumeration: openapi-python-client takes every truth value for a constant beside it, and refuses it."""
+Adaptation: TypeAlias = Literal["running", "paused"]
+T = TypeVar("T")
+Absent: TypeAlias = T | SkipJsonSchema[None]
+"""Of a member that may be left out, and is never null."""
+Durability: TypeAlias = Literal["always", "everysec", "none", "unknown"]
+
+
+class Document(BaseModel):
+    """A JSON object without further members."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# problems
+
+
+class Problem(Document):
+    """Why a request was not answered (RFC 9457)."""
+
+    type: Literal["about:blank"]
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: Annotated[str, Field(description="What was wrong and what is accepted, for people.")]
+    code: Annotated[str, Field(description="Stable, for programs. There may be more of them in later versions.")]
+    retryable: Annotated[bool, Field(description="Whether the same request may succeed later.")]
+    state_committed: Annotated[Committed, Field(description="Whether the client's state changed all the same.")]
+    request_id: str
+    error: Annotated[str, Field(description="Repeats `detail`.")]
+
+
+# what replies have in common
+
+
+class ModelName(Document):
+    """Name and version of a model."""
+
+    name: str
+    version: str
+
+
+class State(Document):
+    """What became of the client's state."""
+
+    version: Annotated[int, Field(ge=0, description="Changes applied to the client's state so far.")]
+    status: Literal["cold", "warm", "restored", "reset", "rolled_back", "guarded", "frozen"]
+    committed: Annotated[Committed, Field(description="Whether this request changed the state.")]
+    replayed: Literal["none", "stored", "recomputed", "unavailable"]
+    durability: Durability
+    lost: Annotated[int, Field(ge=0, description="Acknowledged versions that Redis lost.")] = 0
+    skipped: Annotated[bool, Field(description="Whether images of the batch tell nothing.")] = False
+    adaptation: Adaptation = "running"
+
+
+class PredictedClass(Document):
+    """The predicted class of one image."""
+
+    index: Count
+    label: str
+    probability: Probability
+
+
+class GuardDecision(Document):
+    """Which model answered, where that is not the adapted one, or was another one before."""
+
+    answering: Literal["adapted", "frozen"]
+    because: str
+    switched: bool
+
+
+Signals: TypeAlias = dict[str, float | list[float]]
+
+
+class Reply(Document):
+    """What all replies to requests of a client have."""
+
+    client_id: str
+    model: ModelName
+    adapter: str
+    state: State
+    request_id: Annotated[str, Field(description="Of the request; of a repeated one, that of the first.")]
+    key_expires_at_earliest: Annotated[
+        Absent[datetime], Field(description="Until then at least the Idempotency-Key is remembered.")
+    ] = None
+
+
+class Prediction(Reply):
+    """The answer to a batch; without predictions where `state.replayed` is `unavailable`."""
+
+    predictions: list[PredictedClass]
+    signals: Annotated[Signals, Field(description="Label-free measurements of the adapter.")]
+    probabilities: Annotated[
+        Absent[list[list[Probability]]], Field(description="The posterior of every image, if it was asked for.")
+    ] = None
+    guard: Absent[GuardDecision] = None
+    ask: Annotated[Absent[list[Count]], Field(description="Rows that are worth a label, in order of worth.")] = None
+
+
+class Change(Reply):
+    """A client that was reset, or given a state; what its other replies have, is gone of an answer too old."""
+
+    predictions: Annotated[list[PredictedClass], Field(max_length=0)] = []
+    signals: Annotated[Signals, Field(max_length=0)] = {}
+
+
+class Enrolment(Change):
+    """A client that restarted from labelled images."""
+
+    enrolled: Annotated[Absent[int], Field(description="How many.")] = None
+
+
+class Rollback(Change):
+    """A client that went back to an earlier state."""
+
+    restored: Annotated[Absent[int], Field(description="The version of that state.")] = None
+
+
+class Configured(Change):
+    """A client and the adapter that it has now."""
+
+    hyperparameters: Absent[dict[str, Any]] = None
+    adaptation: Absent[Adaptation] = None
+    changed: Absent[bool] = None
+
+
+# labels
+
+
+class Interval(Document):
+    """An accuracy between bounds; null where no label is known."""
+
+    accuracy: Probability | None
+    low: Probability | None
+    high: Probability | None
+
+
+class Evidence(Document):
+    """What labels show."""
+
+    verdict: Literal["trusted", "undecided", "harmful"]
+    labelled: Count
+    wins: Annotated[int, Field(ge=0, description="Rows that only the adapted prediction has right.")]
+    losses: Annotated[int, Field(ge=0, description="Rows that only the frozen prediction has right.")]
+    frozen: Interval
+    adapted: Interval
+
+
+class Guard(Evidence):
+    """What a client's labels show, and which model answers it."""
+
+    answering: Literal["adapted", "frozen"]
+    because: str
+
+
+class ToldRows(Document):
+    """What became of labelled rows."""
+
+    counted: Count
+    duplicate: Count
+    contradicting: Count
+    unknown: Count
+
+
+class Feedback(Change):
+    """What labels changed."""
+
+    feedback: Absent[ToldRows] = None
+    guard: Absent[Guard] = None
+
+
+class AdapterEvidence(Document):
+    """What the labels of all clients show of one configuration."""
+
+    adapter: str
+    hyperparameters: dict[str, Any]
+    clients: Count
+    candidate: bool
+    guard: Evidence
+
+
+class ModelEvidence(Document):
+    """What the labels of all clients show of each configuration."""
+
+    model: ModelName
+    policy: Literal["adapt", "frozen", "follow-fleet"]
+    adapters: list[AdapterEvidence]
+
+
+# clients
+
+
+class KeptState(Document):
+    """An earlier state that can be gone back to."""
+
+    version: Count
+    at: datetime
+    bytes: Count
+
+
+class StoredState(Document):
+    """A client's state, where it is and how large."""
+
+    version: Count
+    status: Literal["reset", "warm", "restored"]
+    bytes: Count
+    tier: Literal["memory", "redis"]
+    base: Count
+    journal_entries: Count
+    journal_bytes: Count
+    owner: str | None
+    expires_in_s: int
+    kept: list[KeptState]
+    durability: Durability
+
+
+class Client(Document):
+    """A client as it is stored."""
+
+    client_id: str
+    model: ModelName
+    adapter: str
+    hyperparameters: dict[str, Any]
+    adaptation: Adaptation
+    state: StoredState
+    guard: Guard | None
+
+
+# what is served
+
+
+class Availability(Document):
+    """Whether a model has everything for an adapter."""
+
+    available: bool
+    missing: list[str]
+
+
+class Adapter(Availability):
+    """One adapter or chain."""
+
+    name: str
+    description: str
+    enrols: Annotated[bool, Field(description="Whether it takes labelled images.")]
+    hyperparameters: Annotated[dict[str, Any], Field(description="JSON Schema of them.")]
+
+
+class Configuration(Document):
+    """An adapter and its hyper-parameters, where they differ from the defaults."""
+
+    adapter: str
+    hyperparameters: dict[str, Any]
+
+
+class Adapters(Document):
+    """Every adapter of the default model."""
+
+    model: ModelName
+    default: Configuration
+    adapters: list[Adapter]
+
+
+class ImageSize(Document):
+    """Size of the images that a model takes."""
+
+    channels: Count
+    height: Count
+    width: Count
+
+
+class DefaultAdapter(Document):
+    """What new clients begin with, and because of what."""
+
+    name: str
+    because: str
+    reason: str
+
+
+class OtherStates(Document):
+    """Clients that had states of other models when the replica started."""
+
+    clients: dict[str, Count]
+    complete: Annotated[bool, Field(description="Whether all were looked at.")]
+
+
+class Model(Document):
+    """A model that is served."""
+
+    name: str
+    version: str
+    architecture: str
+    runtime: str
+    layout: str
+    classes: list[str]
+    input: ImageSize
+    adapters: dict[str, Availability]
+    default_adapter: DefaultAdapter
+    default: bool
+    states_of_other_models: Absent[OtherStates] = None
+
+
+class Models(Document):
+    """The models served, the default one first."""
+
+    models: list[Model]
+
+
+class Live(Document):
+    """The process answers."""
+
+    live: Literal[True]
+
+
+class FailingTask(Document):
+    """Work beside the batches that fails."""
+
+    task: str
+    seconds: float
+    error: str
+
+
+class Ready(Document):
+    """Whether batches are answered."""
+
+    ready: bool
+    live: Literal[True]
+    reason: str | None
+    failing: list[FailingTask]
+
+
+# what is sent
+
+
+File: TypeAlias = Annotated[str, Field(json_schema_extra={"format": "binary"})]
+Base64: TypeAlias = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
+Rows: TypeAlias = Annotated[list[list[list[float]]], Field(min_length=1)]
+Planes: TypeAlias = Annotated[list[list[list[list[float]]]], Field(min_length=1)]
+Labels: TypeAlias = Annotated[list[int | str], Field(min_length=1, description="A class index or name per image.")]
+
+
+class Images(Document):
+    """Image files in base64, or numbers: uint8 of 0..255 or floating ones of 0..1."""
+
+    images: Annotated[list[Base64], Field(min_length=1)] | Rows | Planes
+    layout: Absent[Literal["NHWC", "NCHW", "NHW"]] = None
+    dtype: Absent[Literal["uint8", "float32"]] = None
+
+
+class LabelledImages(Images):
+    """Images and their labels."""
+
+    labels: Labels
+
+
+class ImageForm(Document):
+    """Image files, in order; the parts may have other names."""
+
+    images: Annotated[list[File], Field(min_length=1)]
+
+
+class LabelledForm(ImageForm):
+    """Image files and their labels."""
+
+    labels: Annotated[str, Field(description='A JSON list, such as `["Ankle boot", 3]`.')]
+
+
+class Wanted(Document):
+    """How a client is to be served; what is left out stays as it is."""
+
+    adapter: Absent[str] = None
+    hyperparameters: Absent[dict[str, Any]] = None
+    adaptation: Absent[Adaptation] = None
+
+
+class Version(Document):
+    """A version to go back to; the newest that is kept, if none is named."""
+
+    version: Absent[Annotated[int, Field(ge=1, le=2**53 - 1)]] = None
+
+
+class LabelledRow(Document):
+    """What one row of an earlier answer was."""
+
+    request_id: Annotated[str, Field(max_length=128)]
+    row: Count
+    label: int | str
+
+
+class LabelledRows(Document):
+    """What rows of earlier answers were."""
+
+    rows: Annotated[list[LabelledRow], Field(min_length=1, max_length=10_000)]
+
+
+# the Open Inference Protocol
+
+
+Datatype: TypeAlias = Literal["UINT8", "FP32", "BYTES"]
+
+
+class Server(Document):
+    """The service as the protocol describes it."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(Document):
+    """An input or output of a model; -1 stands for any extent."""
+
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ModelMetadata(Document):
+    """A model as the protocol describes it."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelReady(Document):
+    """Whether requests for a model are answered."""
+
+    name: str
+    ready: bool
+    reason: str | None
+
+
+class Durations(Document):
+    """How many, and nanoseconds that they took."""
+
+    count: Count
+    ns: Count
+
+
+class InferenceStatistics(Document):
+    """Requests that were answered, and that were refused."""
+
+    success: Durations
+    fail: Durations
+
+
+class ModelStatistics(Document):
+    """Requests for inference of one model."""
+
+    name: str
+    version: str
+    last_inference: Annotated[int, Field(description="Unix time in milliseconds; 0 if there was none.")]
+    inference_count: Annotated[int, Field(description="Images.")]
+    inference_stats: InferenceStatistics
+
+
+class Statistics(Document):
+    """Requests for inference, as this replica counts them."""
+
+    model_stats: list[ModelStatistics]
+
+
+class IndexEntry(Document):
+    """A model of the repository."""
+
+    name: str
+    version: str
+    state: Literal["READY"]
+
+
+class InferenceParameters(Document):
+    """Whose model answers, and how."""
+
+    client_id: Absent[str] = None
+    adapt: Absent[bool] = None
+    timeout: Annotated[int, Field(ge=0, description="Microseconds.")] = 0
+    binary_data_output: bool = False
+
+
+class InputParameters(Document):
+    """How an input is encoded."""
+
+    binary_data_size: Absent[Count] = None
+    layout: Absent[Literal["NHWC", "NCHW", "NHW"]] = None
+
+
+class InferenceInput(Document):
+    """The input of a request."""
+
+    name: Literal["images"]
+    shape: Annotated[list[Count], Field(min_length=1)]
+    datatype: Datatype
+    parameters: InputParameters = InputParameters()
+    data: Absent[list[Any]] = None
+
+
+class OutputParameters(Document):
+    """How an output is to be encoded."""
+
+    binary_data: bool = False
+
+
+class WantedOutput(Document):
+    """An output that is wanted."""
+
+    name: Literal["logits", "probabilities", "labels", "signals"]
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferenceRequest(Document):
+    """A batch of images for a model."""
+
+    id: str = ""
+    parameters: InferenceParameters = InferenceParameters()
+    inputs: Annotated[list[InferenceInput], Field(min_length=1, max_length=1)]
+    outputs: list[WantedOutput] = []
+
+
+class InferenceOutput(Document):
+    """An output of a model."""
+
+    name: Literal["logits", "probabilities", "labels", "signals"]
+    shape: list[Count]
+    datatype: Literal["FP32", "BYTES"]
+    data: list[float | str]
+
+
+class InferenceReply(Document):
+    """The outputs of a model, and what became of the client's state."""
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    parameters: dict[str, bool | int | str]
+    outputs: list[InferenceOutput]
+
+
+_DOCUMENTS: Final[tuple[type[Document], ...]] = (
+    Problem,
+    Prediction,
+    Change,
+    Enrolment,
+    Rollback,
+    Configured,
+    Feedback,
+    ModelEvidence,
+    Client,
+    Adapters,
+    Models,
+    Live,
+    Ready,
+    Images,
+    LabelledImages,
+    ImageForm,
+    LabelledForm,
+    Wanted,
+    Version,
+    LabelledRows,
+    Server,
+    ModelMetadata,
+    ModelReady,
+    Statistics,
+    IndexEntry,
+    InferenceRequest,
+    InferenceReply,
+)
+
+
+class _Plain(GenerateJsonSchema):
+    """Without titles of members, which repeat their names, and without defaults that are no value."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
+        made = super().default_schema(schema)
+        return {name: value for name, value in made.items() if (name, value) != ("default", None)}
+
+
+def components() -> JsonSchemaValue:
+    """All documents as JSON Schema, by their names."""
+    of: list[tuple[type[BaseModel], Literal["validation"]]] = [(each, "validation") for each in _DOCUMENTS]
+    _, schema = models_json_schema(of, ref_template="#/components/schemas/{model}", schema_generator=_Plain)
+    definitions: JsonSchemaValue = schema["$defs"]
+    return definitions
