@@ -5,7 +5,7 @@ import math
 import pytest
 from redis.asyncio import Redis
 
-from acclimate_service.state import ClientScope, StateStore, Wire, clients_of_version, take_census
+from acclimate_service.state import Change, ClientScope, StateStore, Wire, clients_of_version, take_census
 from acclimate_service.state.records import Attempt, Basis
 from acclimate_service.state.redis.keys import random_rid
 
@@ -19,7 +19,7 @@ async def fill(store: StateStore, *, clients: int = 3) -> None:
     async def commit(client: ClientScope, model: str, version: str = "") -> None:
         basis, attempt = (await store.load(client, model)).basis, Attempt(random_rid(), "f" * 32)
         assert isinstance(basis, Basis)
-        await store.commit(client, model, basis, attempt, b"state", adapter="atp", config="{}", version=version)
+        await store.commit(client, model, basis, attempt, Change("{}", b"state", b""), adapter="atp", version=version)
 
     for number in range(clients):
         await commit(ClientScope(f"c{number}"), ONE, VERSION if number else "")
