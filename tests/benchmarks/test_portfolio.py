@@ -82,3 +82,12 @@ def test_the_command_prints_a_table_for_each_share(folder: object, capsys: pytes
     with pytest.raises(SystemExit):
         main(["portfolio", "--labels", "2"])
     assert "use a share of the rows from 0 to 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("lost", "harmed"), [(2, 0.0), (3, 100.0)])
+def test_a_client_that_loses_exactly_two_points_is_not_harmed(lost: int, harmed: float) -> None:
+    """The arm is right in the first half, where its labels are told, and errs in some rows of the second."""
+    labels, classes = np.zeros((1, 200), np.int64), np.zeros((1, 200, 2), np.int64)
+    labels[0, :100] = classes[0, :100, 1] = classes[0, 100 : 100 + lost, 1] = 1
+    chosen = choose(Predicted("exact", labels, ("none", "t3a"), classes), 1.0, "asked", 1)
+    assert (chosen.harmed, chosen.worst) == (harmed, -lost)

@@ -119,7 +119,8 @@ def choose(predicted: Predicted, share: float, choice: Choice, seeds: int) -> Ch
     arms = [second_half(predicted.right[:, :, arm]) for arm in range(len(predicted.arms))]
     best = int(np.argmax(arms))
     runs = [replay(predicted, share, choice, seed)[:, half:] for seed in range(seeds)]
-    changes = [100 * (run.mean(axis=1) - predicted.right[:, half:, 0].mean(axis=1)) for run in runs]
+    frozen = predicted.right[:, half:, 0].sum(axis=1)
+    changes = [100 * (run.sum(axis=1) - frozen) / run.shape[1] for run in runs]  # exact: 2 points are not more than 2
     return Chosen(
         shift=predicted.shift,
         share=share,
