@@ -48,7 +48,9 @@ def test_every_operation_is_there(folder: Path, replica: Any) -> None:
     assert {path.stem for path in (folder / "acclimate_api" / "api").glob("*/[a-z]*.py")} == names
 
 
-@pytest.mark.parametrize(("client_id", "said"), [("camera-7", "Ankle boot 1 True\n"), ("-7", "invalid_client_id ")])
+@pytest.mark.parametrize(
+    ("client_id", "said"), [("page-generated", "Ankle boot 1 True\n"), ("-7", "invalid_client_id ")]
+)
 def test_a_prediction_and_a_problem_have_types(folder: Path, replica: Any, client_id: str, said: str) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
     asked = code.replace("http://127.0.0.1:8000", replica.url).replace("camera-7", client_id)
@@ -62,5 +64,5 @@ def test_a_photograph_is_predicted(folder: Path, replica: Any, tmp_path: Path) -
         image.convert("L").save(tmp_path / "boot.jpg", quality=95)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
     code = code.replace("docs/images/boot.png", str(tmp_path / "boot.jpg")).replace("image/png", "image/jpeg")
-    code = code.replace("http://127.0.0.1:8000", replica.url).replace("camera-7", "camera-8")
+    code = code.replace("http://127.0.0.1:8000", replica.url).replace("camera-7", "page-photograph")
     assert run(folder, code) == "Ankle boot 1 True\n"

@@ -70,5 +70,6 @@ def test_tritonclient_is_called_as_the_page_says(replica: Any, module: Any, monk
     monkeypatch.chdir(ROOT)
     (example,) = blocks("how-to-tritonclient.md", "python")
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        exec(example.replace("127.0.0.1:8000", replica.url.removeprefix("http://")), {})
+        address = replica.url.removeprefix("http://")
+        exec(example.replace("127.0.0.1:8000", address).replace("camera-7", "page-triton"), {})
     assert said.getvalue() == "Ankle boot (1, 10)\n1\n"
