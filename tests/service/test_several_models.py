@@ -99,15 +99,16 @@ def test_models_are_listed_the_default_one_first(both: Any) -> None:
     assert both.http.get("/models/two/adapters").json()["model"]["name"] == "two"
 
 
-def test_a_method_that_a_path_does_not_take_is_405_with_those_that_it_takes(both: Any) -> None:
+@pytest.mark.parametrize("model", ["one", "two"])
+def test_a_method_that_a_path_does_not_take_is_405_with_those_that_it_takes(model: str, both: Any) -> None:
     paths = both.http.get("/openapi.json").json()["paths"]
-    for prefix in ("", "/models/one", "/models/two"):
+    for prefix in ("", "/models/{model}"):
         assert f"{prefix}/clients/{{client_id}}/predict" in paths
     for path, operations in paths.items():
         taken = {method.upper() for method in operations}
         taken |= {"HEAD"} if "GET" in taken else set()
         for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"} - taken:
-            reply = both.http.request(method, path.replace("{client_id}", "cam"))
+            reply = both.http.request(method, path.replace("{client_id}", "cam").replace("{model}", model))
             assert (path, method, reply.status_code) == (path, method, 405)
             assert set(reply.headers["allow"].split(", ")) == taken
 
