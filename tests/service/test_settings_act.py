@@ -326,7 +326,8 @@ def test_inline_max(journal):
 
 
 def test_state_budget(off):
-    exact = sum(each.nbytes for each in off[0].service.sessions._sessions["first"].state.state.tensors.values())
+    held = off[0].service.sessions._sessions["first"].memory.held
+    exact = sum(each.nbytes for each in held.state.state.tensors.values())
     assert off[0].http.get("/clients/first").json()["state"]["bytes"] <= exact / 4 + 10_000
 
 

@@ -31,6 +31,8 @@ _NO_PAGE: Final = (*_SAFE, (b"content-security-policy", b"default-src 'none'; fr
 """Those of all replies but the one page that there is."""
 _FAILED: Final = 500
 """From this status on, it was the service that failed."""
+_PROBES: Final = "/ready"
+"""How paths end whose 503 is an answer, asked for every second or so: no failure of theirs."""
 _SOUND_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -101,7 +103,8 @@ class RequestMiddleware:
             seconds = time.perf_counter() - began
             self._replica.metrics.requests.labels(route, str(status or 500)).inc()
             self._replica.metrics.request_seconds.labels(route).observe(seconds)
-            level = logging.WARNING if (status or 500) >= _FAILED else logging.INFO
+            failed = (status or 500) >= _FAILED and not route.endswith(_PROBES)
+            level = logging.WARNING if failed else logging.INFO
             if ACCESS.isEnabledFor(level):
                 note_request(level, self._secret, scope["method"], route, status or 500, seconds, _ids(scope))
 

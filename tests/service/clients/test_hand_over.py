@@ -58,7 +58,7 @@ def test_a_client_at_work_is_not_handed_over_but_taken_after_a_while(pair, strea
         one.predict("cam", batches[0])
         with pair[0].at_work("cam", pair[0].service.sessions):
             assert other.predict("cam", batches[1]).state.version == 2
-            assert pair[0].service.sessions._sessions["cam"].version == 1
+            assert pair[0].service.sessions._sessions["cam"].memory.held.seq == 1
         assert opened(pair[1], "stolen") == 1
         assert one.predict("cam", batches[2]).state.version == 3
     assert opened(pair[0], "stolen") == 0

@@ -9,14 +9,15 @@ REPLAYED = "acclimate_state_replayed_batches_total"
 
 
 def held_up(replica) -> threading.Event:
-    """Keep the replica's torch thread busy until the event is set."""
+    """Keep the replica's torch thread busy until the event is set, with work that is too short to be overtaken."""
     busy, begun = threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
         busy.wait(20)
 
-    asyncio.run_coroutine_threadsafe(replica.service.worker.run(wait, always), replica.loop)
+    held = replica.service.worker.share(lambda works: [wait()], None, None, always, seconds=0.0)
+    asyncio.run_coroutine_threadsafe(held, replica.loop)
     assert begun.wait(20)
     return busy
 

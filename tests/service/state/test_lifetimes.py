@@ -18,8 +18,9 @@ async def ttls(admin: Redis) -> dict[str, int]:
 async def test_a_client_that_is_only_reset_remembers_no_more_requests_than_others(make_driver, admin: Redis):
     driver = make_driver(key_cap=3, key_min_ms=1)
     await driver.committed()
-    for _ in range(100):
+    for _ in range(30):
         await driver.reset()
+        await asyncio.sleep(0.002)  # younger markers than `key_min_ms` are kept, however many there are
     assert await admin.hlen(driver.client.markers) <= 3 + 1
     assert await admin.zcard(driver.client.marker_times) == await admin.hlen(driver.client.markers)
     assert not await admin.exists(driver.client.answers, driver.client.answer_times), "nor their answers"
