@@ -23,9 +23,9 @@ $(VENV)/.demo: pyproject.toml
 demo: $(firstword $(wildcard $(INSTALLED)) $(VENV)/.demo)
 	$(BIN)/acclimate demo
 
-# What starts no service, no Redis and no process.
+# What starts no service, no Redis and no process, and learns nothing.
 quick: setup
-	$(PYTEST) auto -m "not integration and not slow and not gpu" tests/adapters tests/model_store tests/learning tests/service tests/clients_sdk
+	$(PYTEST) auto -m "not integration and not slow and not gpu" tests/adapters tests/model_store tests/service tests/clients_sdk
 
 # One process more than there are cores: a quarter of the time is spent on waiting for services to start and to end.
 test: setup

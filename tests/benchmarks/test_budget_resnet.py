@@ -57,6 +57,7 @@ def test_who_taught_the_rates_is_not_evaluated(two: Callable[[str], Shift]) -> N
     assert frozen.nbytes == 0
 
 
+@pytest.mark.slow
 def test_a_kept_network_is_used_again_and_only_for_what_it_was_learned_from(
     two: Callable[[str], Shift], tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_images_that_others_have_too_train_nothing(few: Few) -> None:
     assert (labels == np.delete(np.concatenate(clean.labels), 203)).all()
 
 
+@pytest.mark.slow
 def test_training_learns(few: Few, briefly_trained: nn.Module) -> None:
     shift = few("label", 0)
     with torch.no_grad():
@@ -106,6 +108,7 @@ def test_training_is_the_same_each_time(few: Few) -> None:
         torch.testing.assert_close(tensor, twice[name])
 
 
+@pytest.mark.slow
 def test_taught_rates_lower_the_loss_of_those_who_taught_them(few: Few, briefly_trained: nn.Module) -> None:
     shift = few("feature", 0)
     x, labels = network_input(shift.images[0, :20]), torch.from_numpy(shift.labels[0, :20])

@@ -103,6 +103,7 @@ def goes_the_whole_way(made: Made, size: int, trust: tuple[str, ...], capsys: An
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.integration
 @pytest.mark.parametrize("name", QUICK)
 def test_small_networks_go_the_whole_way(name: str, trust: tuple[str, ...], capsys: Any) -> None:
     made, size = QUICK[name]

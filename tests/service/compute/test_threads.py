@@ -14,7 +14,7 @@ from torch import Tensor
 from acclimate_adapters import Pass
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
-from acclimate_service.compute.costs import Prices, StepBudget
+from acclimate_service.compute.costs import Price, Prices, StepBudget
 from acclimate_service.compute.process import background, one_thread, pool, take_threads
 from acclimate_service.compute.steps import Job, StepParameters, Steps, image_batch
 from acclimate_service.metrics import Metrics
@@ -23,6 +23,8 @@ from acclimate_service.settings import Settings
 from acclimate_store import Bundle, Catalogue
 
 BUNDLES = Path(__file__).parents[3] / "model_store/bundles"
+PRICES = Prices(*[Price(call=0.001, row=0.001)] * 4)
+"""Of nothing in particular."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +91,7 @@ def test_a_step_takes_one_thread_where_the_network_runs_elsewhere(name, threads)
     model = bundle.model.with_runtime(elsewhere)
     configurations = Configurations(name, {})
     served = Bundle(bundle.manifest, model, "elsewhere")
-    budget = StepBudget(model, configurations, Prices.measured(served), most_s=10)
-    seen.clear()
+    budget = StepBudget(model, configurations, PRICES, most_s=10)
     steps = Steps(served, configurations, Metrics(), budget)
     adapter = configurations.adapter(configurations.default)
     state = ClientState(configurations.default, adapter.init(model))

@@ -156,6 +156,7 @@ def test_a_hostile_file_costs_little_time_and_memory(refusal, resizing, what):
     assert peak_bytes() - before < 100e6
 
 
+@pytest.mark.integration
 def test_no_file_writes_into_the_log_of_the_service():
     """In a process of its own, where no warning is an error."""
     program = """
