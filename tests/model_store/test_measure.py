@@ -24,6 +24,7 @@ from acclimate_store.plausibility import sign_test
 Acclimate = Callable[..., int]
 Arrays = Mapping[str, NDArray[Any]]
 SHIPPED = Path(__file__).parents[2] / "model_store"
+pytestmark = pytest.mark.integration
 COLOURS = """
 from torch import nn
 
