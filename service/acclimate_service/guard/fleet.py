@@ -10,10 +10,12 @@ from acclimate_service.guard.evidence import ALPHA, CLIENTS, Counts, Pooled
 from acclimate_service.guard.policy import EVERY, Decision, Policy, by_policy, decide
 from acclimate_service.guard.pools import Pools, Share, T
 from acclimate_service.metrics import Background
-from acclimate_service.state import ClientScope, StateError, Tasks
+from acclimate_service.state import ClientScope, StateError, StoreUnavailable, Tasks
 
 REFRESH_S: Final = 2.0
 """Age of what was heard above which a batch has it refreshed; the batch does not wait for that."""
+_TRIES: Final = 4
+"""Of telling what finds the share of another life each time, which happens where a client is deleted and comes back."""
 _RESTARTED: Final = "-"
 _TASK: Final = "evidence"
 
@@ -55,13 +57,21 @@ class Heard(ABC, Generic[T]):
         """Add what a client's labels say. If that fails, its next labels tell it too.
 
         Labels of a life that is over say nothing: it is looked at before and after, since whoever deletes the client
-        takes its shares away, and may do so, on another replica, just before they are told here.
+        takes its shares away, and may do so, on another replica, just before they are told here. They take the place of
+        no share that came meanwhile, which may be that of the next life.
         """
         try:
-            if await self._pools.life(client) == life:
-                await self._pools.tell(client, configuration, Share(life, seq, born, counts))
+            for _ in range(_TRIES):
+                known = await self._pools.share(client, configuration)  # before the life: so it is no later one's
                 if await self._pools.life(client) != life:
-                    await self._pools.forget(client, life)
+                    break
+                share = Share(life, seq, born, counts)
+                if await self._pools.tell(client, configuration, share, known.life if known else ""):
+                    if await self._pools.life(client) != life:
+                        await self._pools.forget(client, life)
+                    break
+            else:
+                raise StoreUnavailable(f"the share of a client went from life to life {_TRIES} times", committed=False)
             await self.hear()
         except StateError as error:
             self._background.failed(self._task, error)

@@ -89,8 +89,17 @@ class Pools(Generic[T]):
         self._pool = f"acc:{{{tenant}/~{check_model(model)}}}:e"
         self._secret = sha256(secret.encode()).digest()
 
-    async def tell(self, client: ClientScope, configuration: str, share: Share[T]) -> None:
-        """Take a client's evidence in; what is older than what is known, or holds no label, changes nothing."""
+    async def tell(self, client: ClientScope, configuration: str, share: Share[T], over: str = "") -> bool:
+        """Take a client's evidence in; what is older than what is known, or holds no label, changes nothing.
+
+        Args:
+            client, configuration: whose, and of what.
+            share: all that it told.
+            over: the life whose share it may take the place of, beside its own; empty if there was none.
+
+        Returns:
+            False if there is a share of another life, which is left as it is.
+        """
         args = (
             self._name(client),
             _digest(configuration),
@@ -104,9 +113,11 @@ class Pools(Generic[T]):
             MOST_CONFIGURATIONS,
             random.getrandbits(31),
             SEARCH_MS,
+            over,
         )
         with self._readable():
-            await self._wire.run(POOL_TELL, (self._pool,), args + share.counts.kinds)
+            told = await self._wire.run(POOL_TELL, (self._pool,), args + share.counts.kinds)
+        return bool(told.rows[1] != b"CHANGED")
 
     async def counted(self) -> Mapping[str, tuple[T, ...]]:
         """The rows of each client that count, by configuration."""

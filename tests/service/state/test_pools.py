@@ -74,8 +74,18 @@ async def test_evidence_that_began_again_adds_to_what_was_told_before(pools):
     assert await sums(pools) == {ATP: (rows(8, 7), 1)}
     await pools.tell(client, ATP, share(8, 8, seq=10))
     assert await sums(pools) == {ATP: (rows(8, 7), 1)}, "a late share of the record before is no news"
-    await pools.tell(client, ATP, share(2, 2, seq=1, life="d" * 16))
+    known = await pools.share(client, ATP)
+    assert await pools.tell(client, ATP, share(2, 2, seq=1, life="d" * 16), known.life)
     assert await sums(pools) == {ATP: (rows(10, 9), 1)}, "the life after an expiry adds to the one before"
+
+
+async def test_a_share_goes_back_to_no_earlier_life(pools):
+    client, later = ClientScope("one"), share(2, 2, seq=1, life="d" * 16)
+    assert await pools.tell(client, ATP, later)
+    for over in ("", "e" * 16):
+        assert not await pools.tell(client, ATP, share(1, 1, seq=9), over), "it was told what came before"
+    assert await pools.tell(client, ATP, later)
+    assert await sums(pools) == {ATP: (rows(2, 2), 1)}
 
 
 async def test_nothing_enters_before_a_label(pools, admin):
@@ -201,7 +211,7 @@ async def test_a_client_that_is_forgotten_takes_its_rows_along(pools, admin):
 async def test_what_is_forgotten_of_one_life_spares_the_share_of_the_next(pools):
     client = ClientScope("one")
     await pools.tell(client, ATP, share(1, life="a" * 16))
-    await pools.tell(client, ATP, share(2, life="d" * 16))
+    await pools.tell(client, ATP, share(2, life="d" * 16), "a" * 16)
     await pools.forget(client, "a" * 16)
     assert (await pools.share(client, ATP)).counts == rows(2)
     await pools.forget(client, "d" * 16)
@@ -258,7 +268,7 @@ async def test_labels_of_a_client_that_is_deleted_meanwhile_say_nothing(fleet, p
     async def tell_late(*args):
         await driver.store.delete(driver.client)
         await pools.forget(driver.client)
-        await tell(*args)
+        return await tell(*args)
 
     monkeypatch.setattr(pools, "tell", tell_late)
     await told_by(fleet, driver, life, rows(losses=4))
@@ -276,6 +286,24 @@ async def test_late_labels_of_an_earlier_life_are_not_counted_in_the_next_one(fl
         await told_by(fleet, driver, now, rows(wins=seq), seq=seq)
         await told_by(fleet, driver, earlier, rows(losses=9), seq=7 + seq)
     assert await sums(pools) == {ATP: (rows(wins=2), 1)}
+
+
+async def test_labels_that_the_next_life_overtakes_take_no_place_of_its_own(fleet, pools, driver, monkeypatch):
+    await driver.committed()
+    earlier, tell = await life_of(driver), pools.tell
+
+    async def tell_late(*args):
+        monkeypatch.setattr(pools, "tell", tell)
+        await driver.store.delete(driver.client)
+        await pools.forget(driver.client)
+        await driver.committed()
+        await told_by(fleet, driver, await life_of(driver), rows(wins=2))
+        return await tell(*args)
+
+    monkeypatch.setattr(pools, "tell", tell_late)
+    await told_by(fleet, driver, earlier, rows(losses=4))
+    await told_by(fleet, driver, await life_of(driver), rows(wins=3), seq=2)
+    assert await sums(pools) == {ATP: (rows(wins=3), 1)}
 
 
 async def test_the_fleet_follows_several_clients_that_agree_and_no_single_one(fleet, pools):

@@ -145,11 +145,7 @@ async def settle_other_model(self: Repeats[ToyState], request: Request, loaded: 
 
 async def tell_unasked(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
     share = Share(told["life"], told["seq"], told["born"], told["counts"])
-    await self._pools.tell(client, configuration, share)
+    known = await self._pools.share(client, configuration)
+    await self._pools.tell(client, configuration, share, known.life if known else "")
     if await self._pools.life(client) != share.life:
         await self._pools.forget(client, share.life)
-
-
-async def tell_unchecked(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
-    if await self._pools.life(client) == told["life"]:
-        await self._pools.tell(client, configuration, Share(told["life"], told["seq"], told["born"], told["counts"]))

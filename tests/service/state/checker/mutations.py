@@ -243,9 +243,6 @@ EVIDENCE: Mapping[str, Profile] = {
     "name of what nobody has": Profile(edits=(Edit("pool_forget", "      redis.call('HDEL', pool, digest)\n"),)),
     "lifetime of a pool": Profile(edits=(Edit("pool_tell", "redis.call('PEXPIRE', pool, whole(ttl))\n"),)),
     "life before it is told": Profile(patches=(Patch(Heard, "tell", flows.tell_unasked),)),
-    "life after it was told": Profile(
-        patches=(Patch(Heard, "tell", flows.tell_unchecked),), rates={**RATES, "pool_tell: pause before": 0.5}
-    ),
 }
 
 

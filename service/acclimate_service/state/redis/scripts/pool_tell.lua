@@ -4,13 +4,14 @@
 -- KEYS: the pool, a hash: digest of a configuration -> its text; digest|client -> share; @sizes -> how many clients each
 -- configuration has, as JSON; @searched -> when places were last looked for.
 -- ARGV: client, digest and text of its configuration, the point of its history (life, seq, born), lifetime, weight, most
--- clients of a configuration, most configurations, seed of the lot, pause between searches, then its rows by kind.
+-- clients of a configuration, most configurations, seed of the lot, pause between searches, whose share it may take the
+-- place of (a life, or empty), then its rows by kind.
 
 local pool = KEYS[1]
 local client, digest, text, life, seq, born = unpack(ARGV, 1, 6)
 local ttl, weight = tonumber(ARGV[7]), tonumber(ARGV[8])
 local most_clients, most_configurations, search_ms = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[12])
-local counts = {unpack(ARGV, 13)}
+local over, counts = ARGV[13], {unpack(ARGV, 14)}
 local now = now_ms()
 
 local function split(share)
@@ -23,6 +24,10 @@ local field = digest .. '|' .. client
 local share = redis.call('HGET', pool, field)
 local known = share and split(share)
 if known and known[1] == life and tonumber(known[2]) >= tonumber(seq) then return {'OK', '0'} end
+
+-- A share never goes back to an earlier life, whose rows would count anew, and after them those of the later one once more.
+local owner = known and known[1] or ''
+if owner ~= life and owner ~= over then return {'OK', 'CHANGED'} end
 
 -- Rows of a record that goes on were told before; one that started again, in this life or another, has only new ones.
 local continues = known and known[1] == life and known[3] == born
