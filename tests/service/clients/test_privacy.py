@@ -106,7 +106,7 @@ def test_labels_on_their_way_while_another_replica_deletes_their_client_leave_no
 
     async def late(*told):
         assert (await asyncio.to_thread(other.http.delete, "/clients/cam")).status_code == 204
-        await tell(*told)
+        return await tell(*told)
 
     monkeypatch.setattr(Pools, "tell", late)
     with replica.sdk() as sdk:
