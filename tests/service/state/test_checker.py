@@ -15,7 +15,7 @@ from checker.profile import Profile
 from acclimate_service.state import Limits
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
-FEW = 120
+FEW = 200
 MANY = 10_000
 BUDGET = (
     3000  # histories within which a missing safeguard must show; most do within 50, fewer where the machine is busy

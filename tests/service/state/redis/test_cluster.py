@@ -32,7 +32,7 @@ from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.link import Server as SingleServer
 
 MODEL = "0123456789abcdef"
-FEW = 40
+FEW = 60
 MANY = 500
 
 
