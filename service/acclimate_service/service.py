@@ -264,18 +264,17 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     wire, store = redis.wire, redis.store
     lineage = await _lineage(settings, shared, bundle, configurations)
     bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
+    steps = Steps(bundle, configurations, metrics, budget, settings.influence, settings.ask_budget)
     machine = AdapterMachine(
         bundle,
         configurations,
         lineage,
         worker,
         budget,
-        metrics,
+        steps,
         shared.low_priority,
         exact_above=settings.inline_max,
         state_budget=settings.state_budget,
-        influence=settings.influence,
-        ask_budget=settings.ask_budget,
     )
     places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
     scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
@@ -311,7 +310,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         limits=limits,
         metrics=metrics,
         worker=worker,
-        steps=machine.steps,
+        steps=steps,
         wire=wire,
         probe=redis.probe,
         private_redis=redis.private,

@@ -20,7 +20,6 @@ from acclimate_service.compute.lineage import ModelLineage
 from acclimate_service.compute.steps import ImageBatch, Job, StepParameters, Steps
 from acclimate_service.compute.worker import Worker
 from acclimate_service.errors import Problem
-from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, Start
 from acclimate_store import Bundle
 from acclimate_store.bundle import PLAIN
@@ -50,30 +49,29 @@ class AdapterMachine:
         lineage: ModelLineage,
         worker: Worker,
         budget: StepBudget,
-        metrics: Metrics,
+        steps: Steps,
         background: Executor,
         *,
         exact_above: int,
         state_budget: float = 1.0,
-        influence: float = 0.0,
-        ask_budget: float = 0.0,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
         Args:
-            bundle, configurations, worker, budget, metrics: of the service.
+            bundle, configurations, worker, budget: of the service.
             lineage: the versions of the model.
+            steps: of the model.
             background: serialises what nobody waits for.
             exact_above: bytes of states above which steps share no pass with others, which changes their last bits: a
                 state that is kept as a journal may have to be computed again.
-            state_budget, influence, ask_budget: as in `Settings`.
+            state_budget: as in `Settings`.
         """
         self._bundle = bundle
         self._configurations = configurations
         self._lineage = lineage
         self._worker = worker
         self._budget = budget
-        self.steps = Steps(bundle, configurations, metrics, budget, influence, ask_budget)
+        self.steps = steps
         self._background = background
         self.waiting: dict[int, int] = {}
         self.hear: Callable[[], None] = _nothing
@@ -83,7 +81,7 @@ class AdapterMachine:
         # `atp` and others run torch whatever the runtime: both are named
         runtimes = " ".join(dict.fromkeys((f"torch {torch.__version__}", bundle.runtime)))
         layout = "" if bundle.layout == PLAIN else f", {bundle.layout}"
-        bound = f", influence {influence:g}" if influence else ""  # another bound computes other states
+        bound = f", influence {steps.influence:g}" if steps.influence else ""  # another bound computes other states
         self.engine = f"{bundle.model.device.type} {platform.machine()} {runtimes}{layout}{bound}"
 
     async def initial(self, config: str) -> ClientState:

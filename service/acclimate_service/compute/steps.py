@@ -114,7 +114,10 @@ class Steps:
     Args:
         bundle, configurations, metrics: of the service.
         budget: knows what steps were expected to take; others may use the machine, too.
-        influence, ask_budget: as in `Settings`.
+        ask_budget: as in `Settings`.
+
+    Attributes:
+        influence: as in `Settings`.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Steps:
         self._metrics = metrics
         self._budget = budget
         self._pace: dict[str, float] = {}  # of each configuration, how many times what was expected its steps take
-        self._influence = influence
+        self.influence = influence
         self._ask_budget = ask_budget
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
@@ -150,7 +153,7 @@ class Steps:
         with nullcontext() if torch_computes else one_thread():
             works = [attempt(partial(self._work, *each)) for each in zip(jobs, pictures, strict=True)]
             sound = [work for work in works if isinstance(work, Work)]
-            steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes, self._influence))
+            steps = iter(guarded_steps(self._bundle.model, sound, self._bundle.passes, self.influence))
             for job, picture, work in zip(jobs, pictures, works, strict=True):
                 step = next(steps) if isinstance(work, Work) else work
                 done.append(attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step)
@@ -167,7 +170,7 @@ class Steps:
         work = attempt(partial(self._work, job, picture))
         if isinstance(work, Exception):
             return work
-        step = yield from guarded_slices(self._bundle.model, work, self._influence)
+        step = yield from guarded_slices(self._bundle.model, work, self.influence)
         return attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step
 
     def _learn(self, taken: Sequence[tuple[str, int]], seconds: float) -> None:

@@ -1,9 +1,9 @@
-"""How routes are described in `/openapi.json`: bodies, headers and replies, none of which the framework sees."""
+"""How routes are added and described in `/openapi.json`: the framework sees no body, header or reply."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path
+from fastapi import APIRouter, FastAPI, Path
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
@@ -71,7 +71,11 @@ def bytes_of(media_type: str = BYTES) -> Content:
     return {media_type: {"schema": {"type": "string"}} if media_type.startswith("text/") else _BINARY}
 
 
-def operation(
+def add_route(
+    router: APIRouter,
+    method: str,
+    path: str,
+    handler: Callable[..., Any],
     name: str,
     tag: str,
     reply: Content | None,
@@ -81,10 +85,12 @@ def operation(
     headers: Sequence[str] = (),
     names: Sequence[str] = (),
     unavailable: Content | None = None,
-) -> dict[str, Any]:
-    """What a route is given beside its path and handler.
+) -> None:
+    """Add a route, and describe it.
 
     Args:
+        router: that it is added to.
+        method, path, handler: of the route.
         name: as a person calls what it does; what programs that are generated call their function.
         tag: a heading.
         reply: content of the reply; None if it is empty.
@@ -106,14 +112,17 @@ def operation(
     extra: dict[str, Any] = {"parameters": [*in_path, *map(_parameter, headers)]}
     if body is not None:
         extra["requestBody"] = {"required": body_required, "content": body}
-    return {
-        "operation_id": name,
-        "tags": [tag],
-        "status_code": status,
-        "response_class": Response,
-        "responses": responses,
-        "openapi_extra": extra,
-    }
+    router.add_api_route(
+        path,
+        handler,
+        methods=[method],
+        operation_id=name,
+        tags=[tag],
+        status_code=status,
+        response_class=Response,
+        responses=responses,
+        openapi_extra=extra,
+    )
 
 
 def of_model(name: str, model: str) -> str:

@@ -63,7 +63,8 @@ class RateExceeded(StateError):
 
     def __init__(self, images: int, *, left: int, quota: int, window_s: int, wait_s: float) -> None:
         super().__init__(
-            f"{images} images are more than the {left} that are left of {quota} in {window_s} s; "
+            f"{images} images are more than the {left} that are left of {quota} in {window_s} s "
+            "(ACCLIMATE_TENANT_ROWS_PER_MINUTE); "
             f"they would be taken in {wait_s:.1f} s"
         )
         self.left = left

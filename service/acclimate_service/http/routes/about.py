@@ -10,7 +10,7 @@ from starlette.responses import Response
 from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
 from acclimate_service.http.context import Intake, json
-from acclimate_service.http.openapi import Content, bytes_of, json_of, operation
+from acclimate_service.http.openapi import Content, add_route, bytes_of, json_of
 from acclimate_service.http.schemas import Adapters, Live, Models, Ready
 from acclimate_service.metrics import Metrics
 from acclimate_service.service import Service
@@ -71,7 +71,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
     def add(path: str, name: str, handler: Callable[..., Any], reply: Content, **more: Any) -> None:
-        router.add_api_route(path, handler, methods=["GET"], **operation(name, "service", reply, **more))
+        add_route(router, "GET", path, handler, name, "service", reply, **more)
 
     add("/models", "list_models", models, json_of(Models))
     add("/adapters", "list_adapters", adapters, json_of(Adapters))

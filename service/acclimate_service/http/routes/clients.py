@@ -1,8 +1,8 @@
 """Clients: look at one, choose its adapter, export and import its state, reset it, remove it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -14,13 +14,14 @@ from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
 from acclimate_service.http import schemas
 from acclimate_service.http.context import Intake, RequestContext, json
-from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, bytes_of, json_of, operation
+from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
-from acclimate_service.http.schemas import Change, Client, Configured, Document, Rollback, Version
+from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Version
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
 _LONGEST_ROLLBACK = 1024  # bytes
 _LARGEST_VERSION = 2**53 - 1
+Handler: TypeAlias = Callable[..., Awaitable[Response]]
 _ADAPTATION = {"running": False, "paused": True}
 
 
@@ -112,26 +113,21 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of a client."""
     handlers = ClientRoutes(intake)
 
-    def add(suffix: str, method: str, handler: Callable[..., Any], described: Mapping[str, Any]) -> None:
-        router.add_api_route("/clients/{client_id}" + suffix, handler, methods=[method], **described)
+    def add(method: str, suffix: str, handler: Handler, name: str, reply: Content | None, **more: Any) -> None:
+        add_route(router, method, "/clients/{client_id}" + suffix, handler, name, "clients", reply, **more)
 
-    def changes(name: str, reply: type[Document], body: Content | None = None, **more: Any) -> Mapping[str, Any]:
-        return operation(name, "clients", json_of(reply), body=body, **{"headers": CHANGING, **more})
+    def change(method: str, suffix: str, handler: Handler, name: str, reply: Content, **more: Any) -> None:
+        add(method, suffix, handler, name, reply, **{"headers": CHANGING, **more})
 
-    exported = operation("export_state", "clients", bytes_of(), headers=CHANGING[1:])
-    add("", "GET", handlers.describe, operation("describe_client", "clients", json_of(Client), headers=CHANGING[1:]))
-    add("", "PUT", handlers.configure, changes("configure_client", Configured, json_of(schemas.Wanted)))
-    add("", "DELETE", handlers.delete, operation("delete_client", "clients", None, headers=CHANGING[1:]))
-    add("/reset", "POST", handlers.reset, changes("reset_client", Change))
-    add(
-        "/rollback",
-        "POST",
-        handlers.roll_back,
-        changes("roll_client_back", Rollback, json_of(Version), body_required=False),
-    )
-    add("/state", "GET", handlers.export_state, exported)
-    imported = changes("import_state", Change, bytes_of(), headers=(*CHANGING, "If-Match"))
-    add("/state", "PUT", handlers.import_state, imported)
+    timed, back = CHANGING[1:], {"body": json_of(Version), "body_required": False}
+    put_in = {"body": bytes_of(), "headers": (*CHANGING, "If-Match")}
+    add("GET", "", handlers.describe, "describe_client", json_of(Client), headers=timed)
+    change("PUT", "", handlers.configure, "configure_client", json_of(Configured), body=json_of(schemas.Wanted))
+    add("DELETE", "", handlers.delete, "delete_client", None, headers=timed)
+    change("POST", "/reset", handlers.reset, "reset_client", json_of(Change))
+    change("POST", "/rollback", handlers.roll_back, "roll_client_back", json_of(Rollback), **back)
+    add("GET", "/state", handlers.export_state, "export_state", bytes_of(), headers=timed)
+    change("PUT", "/state", handlers.import_state, "import_state", json_of(Change), **put_in)
 
 
 def _read_wanted(body: bytes, configurations: Configurations) -> Wanted:

@@ -11,7 +11,7 @@ from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.guard.record import Label
 from acclimate_service.http.context import Intake, RequestContext, json, kind_of
-from acclimate_service.http.openapi import CHANGING, JSON, TENSOR, ClientId, images_of, json_of, operation, ref
+from acclimate_service.http.openapi import CHANGING, JSON, TENSOR, ClientId, add_route, images_of, json_of, ref
 from acclimate_service.http.payload import (
     Json,
     decoding_labelled,
@@ -54,17 +54,10 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"examples", kind, images.data.cast("B"), classes.tobytes())
             return context.reply(await service.tell(wanted, Examples(images, classes)))
 
-    described = operation(
-        "tell_labels",
-        "labels",
-        json_of(Feedback),
-        body={
-            **images_of(LabelledImages, LabelledForm),
-            JSON: {"schema": {"anyOf": [ref(LabelledRows), ref(LabelledImages)]}},
-        },
-        headers=(*CHANGING, "X-Labels", *TENSOR),
-    )
-    router.add_api_route("/clients/{client_id}/feedback", feedback, methods=["POST"], **described)
+    either = {JSON: {"schema": {"anyOf": [ref(LabelledRows), ref(LabelledImages)]}}}
+    body, headers = {**images_of(LabelledImages, LabelledForm), **either}, (*CHANGING, "X-Labels", *TENSOR)
+    path, reply = "/clients/{client_id}/feedback", json_of(Feedback)
+    add_route(router, "POST", path, feedback, "tell_labels", "labels", reply, body=body, headers=headers)
 
 
 def add_evidence(router: APIRouter, intake: Intake) -> None:
@@ -76,8 +69,7 @@ def add_evidence(router: APIRouter, intake: Intake) -> None:
         challengers = service.challengers.configurations if service.challengers else ()
         return json({"model": intake.model, **await service.feedback.of_all(challengers)})
 
-    described = operation("describe_evidence", "labels", json_of(ModelEvidence))
-    router.add_api_route("/adapters", evidence, methods=["GET"], **described)
+    add_route(router, "GET", "/adapters", evidence, "describe_evidence", "labels", json_of(ModelEvidence))
 
 
 def _read(document: Json, classes: tuple[str, ...]) -> list[Label]:

@@ -20,7 +20,7 @@ from acclimate_service.clients.requests import Reply
 from acclimate_service.compute.steps import StepParameters
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, at_once, json, kind_of
-from acclimate_service.http.openapi import JSON, Content, bytes_of, json_of, operation, ref
+from acclimate_service.http.openapi import JSON, Content, add_route, bytes_of, json_of, ref
 from acclimate_service.http.payload import INPUT, Inference, decoding_tensor, load_json, read_inference
 from acclimate_service.http.routes.predict import batch_number
 from acclimate_service.http.schemas import (
@@ -168,40 +168,22 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     def add(
         path: str, name: str, handler: Callable[..., Any], reply: Content, method: str = "GET", **more: Any
     ) -> None:
-        described = operation(name, "inference protocol", reply, **more)
-        router.add_api_route(f"/v2{path}", handler, methods=[method], **described)
+        add_route(router, method, f"/v2{path}", handler, name, "inference protocol", reply, **more)
 
     tensors = {**json_of(InferenceReply), **bytes_of()}
     asked = {**json_of(InferenceRequest), **bytes_of()}
     headers = ("X-Request-Timeout-Ms", "X-Batch-Number", _HEADER)
     add("", "describe_server", server_metadata, json_of(Server))
     add("/models/stats", "count_inferences", all_statistics, json_of(Statistics))
-    add(
-        "/repository/index",
-        "list_repository",
-        index,
-        {JSON: {"schema": {"type": "array", "items": ref(IndexEntry)}}},
-        "POST",
-    )
+    entries = {JSON: {"schema": {"type": "array", "items": ref(IndexEntry)}}}
+    add("/repository/index", "list_repository", index, entries, "POST")
+    anything, ready = {JSON: {"schema": {"type": "object"}}}, json_of(ModelReady)
     one = ("/models/{model}", "model", ("model",))
     for path, of, names in (one, ("/models/{model}/versions/{version}", "version", ("model", "version"))):
         add(path, f"describe_{of}", model_metadata, json_of(ModelMetadata), names=names)
-        add(
-            f"{path}/config",
-            f"configuration_of_{of}",
-            model_config,
-            {JSON: {"schema": {"type": "object"}}},
-            names=names,
-        )
+        add(f"{path}/config", f"configuration_of_{of}", model_config, anything, names=names)
         add(f"{path}/stats", f"count_inferences_of_{of}", model_statistics, json_of(Statistics), names=names)
-        add(
-            f"{path}/ready",
-            f"is_{of}_ready",
-            model_ready,
-            json_of(ModelReady),
-            unavailable=json_of(ModelReady),
-            names=names,
-        )
+        add(f"{path}/ready", f"is_{of}_ready", model_ready, ready, unavailable=ready, names=names)
         add(f"{path}/infer", f"infer_with_{of}", infer, tensors, "POST", body=asked, headers=headers, names=names)
     for path, reason in _LACKING.items():
         router.add_api_route(f"/v2{path}", _lacking(reason), methods=["GET", "POST"], include_in_schema=False)

@@ -9,7 +9,7 @@ from acclimate_service.clients.engine import Batch
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, kind_of
-from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, images_of, json_of, operation
+from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, add_route, images_of, json_of
 from acclimate_service.http.payload import decoding_labelled
 from acclimate_service.http.schemas import Enrolment, ImageForm, Images, LabelledForm, LabelledImages, Prediction
 
@@ -48,22 +48,12 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"enroll", kind, images.data.cast("B"), labels.tobytes())
             return context.reply(await service.enroll(wanted, Examples(images, labels)))
 
-    described = operation(
-        "predict",
-        "batches",
-        json_of(Prediction),
-        body=images_of(Images, ImageForm),
-        headers=(*CHANGING, "X-Batch-Number", *TENSOR),
-    )
-    router.add_api_route("/clients/{client_id}/predict", predict, methods=["POST"], **described)
-    described = operation(
-        "enroll",
-        "labels",
-        json_of(Enrolment),
-        body=images_of(LabelledImages, LabelledForm),
-        headers=(*CHANGING, "X-Labels", *TENSOR),
-    )
-    router.add_api_route("/clients/{client_id}/enroll", enroll, methods=["POST"], **described)
+    body, headers = images_of(Images, ImageForm), (*CHANGING, "X-Batch-Number", *TENSOR)
+    path, reply = "/clients/{client_id}/predict", json_of(Prediction)
+    add_route(router, "POST", path, predict, "predict", "batches", reply, body=body, headers=headers)
+    body, headers = images_of(LabelledImages, LabelledForm), (*CHANGING, "X-Labels", *TENSOR)
+    path, reply = "/clients/{client_id}/enroll", json_of(Enrolment)
+    add_route(router, "POST", path, enroll, "enroll", "labels", reply, body=body, headers=headers)
 
 
 def batch_number(context: RequestContext, adapt: bool) -> int:
