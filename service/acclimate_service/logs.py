@@ -1,4 +1,4 @@
-"""The log: lines for people or for programs, and one for each request, which names neither clients nor keys."""
+"""The log: lines for people or for programs, and one for each request. None names a client or a key."""
 
 import hmac
 import logging
@@ -46,6 +46,16 @@ def set_up(form: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def hashed(secret: str, client: str) -> str:
+    """What the log calls a client; whoever lacks the secret cannot tell whose it is.
+
+    Args:
+        secret: of the deployment.
+        client: its id, after that of its owner and a slash if it has one.
+    """
+    return hmac.new(secret.encode(), client.encode(), sha256).hexdigest()[:_HASH_DIGITS]
+
+
 def note_request(
     level: int, secret: str, method: str, route: str, status: int, seconds: float, ids: Mapping[str, str | None]
 ) -> None:
@@ -60,7 +70,7 @@ def note_request(
     """
     known = {name: value for name, value in ids.items() if value}
     if client := known.get("client"):
-        known["client"] = hmac.new(secret.encode(), client.encode(), sha256).hexdigest()[:_HASH_DIGITS]
+        known["client"] = hashed(secret, client)
     said = " ".join(f"{name}={value}" for name, value in known.items())
     milliseconds = round(1000 * seconds, 1)
     fields = {"method": method, "route": route, "status": status, "milliseconds": milliseconds, **known}

@@ -112,7 +112,7 @@ class Scopes:
             arms = self.arms(scope_of(key, _ARMS), model, configurations)
         if settings.auto_switch:
             pairs = self.evidence(scope_of(key, default), "adapt", settings.guard_alpha / len(candidates))
-        champion = Champion(default, pairs, self.metrics)
+        champion = Champion(default, pairs, self.metrics, settings.secret)
         beside_bytes = settings.cache_bytes // 4 if candidates and fleet is not None else 0
         own_bytes = settings.cache_bytes - beside_bytes
         sessions = self.sessions(self.lineage.scope, champion.configuration, own_bytes, self.metrics.state)

@@ -302,7 +302,6 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     replies = Replies(store, lineage.scope, configurations)
     new_states = NewStates(bundle, configurations, lineage, worker, budget)
     forgetting = (rounds.forget, partial(scopes.forget, shared.tenant))
-    frozen_on_outage = settings.store_outage == "frozen"
     service = Service(
         settings=settings,
         bundle=bundle,
@@ -317,7 +316,16 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         sessions=sessions,
         admission=shared.admission,
         rates=shared.rates,
-        engine=Engine(sessions, machine, replies, metrics, fleet=fleet, arms=arms, frozen_on_outage=frozen_on_outage),
+        engine=Engine(
+            sessions,
+            machine,
+            replies,
+            metrics,
+            fleet=fleet,
+            arms=arms,
+            frozen_on_outage=settings.store_outage == "frozen",
+            secret=settings.secret,
+        ),
         clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
         feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),
         fleet=fleet,

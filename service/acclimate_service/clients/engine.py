@@ -17,6 +17,7 @@ from acclimate_service.compute.steps import GUARD_SAID, StepParameters, image_ba
 from acclimate_service.errors import Problem
 from acclimate_service.guard.arms import Arms
 from acclimate_service.guard.fleet import Fleet
+from acclimate_service.logs import hashed
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import ClientScope, Paused, Start, StateError, StepFailed, StoreUnavailable, always
 
@@ -49,6 +50,7 @@ class Engine:
         fleet: Fleet | None,
         arms: Arms | None,
         frozen_on_outage: bool,
+        secret: str,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
@@ -57,6 +59,7 @@ class Engine:
             fleet: what all labels say of adapted against frozen predictions; None if nobody compares them.
             arms: what they say of the arms of portfolios.
             frozen_on_outage: whether batches are answered by the global model while Redis is away, not refused.
+            secret: by which clients are hashed in the log.
         """
         self._sessions = sessions
         self._machine = machine
@@ -65,6 +68,7 @@ class Engine:
         self._fleet = fleet
         self._arms = arms
         self._frozen_on_outage = frozen_on_outage
+        self._secret = secret
 
     async def predict(self, batch: Batch) -> Reply:
         """Answer a batch, and fold it into the client's state unless `adapt` is off or the client is paused.
@@ -151,7 +155,8 @@ class Engine:
             self._metrics.guarded.labels(because).inc()
         if switched:
             self._metrics.switches.labels(answering, because).inc()
-            _log.warning("client %s is answered by the %s model from now on: %s", client.client, answering, because)
+            who = hashed(self._secret, client.client)
+            _log.warning("client %s is answered by the %s model from now on: %s", who, answering, because)
 
     async def _look(self, batch: Batch, turn: Turn) -> Reply:
         """Answer as if the batch were to be folded in, and keep nothing."""

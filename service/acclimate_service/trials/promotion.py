@@ -28,6 +28,7 @@ from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.labelling import names_rows, pairs_of
 from acclimate_service.guard.evidence import Counts, gain, verdict
 from acclimate_service.guard.fleet import Fleet
+from acclimate_service.logs import hashed
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, Change, Present
 
@@ -42,12 +43,14 @@ class Champion:
         default: unless a challenger is better.
         evidence: of the pairs of each challenger, by its configuration; None if nobody is promoted.
         metrics: counts the promotions.
+        secret: by which clients are hashed in the log.
     """
 
-    def __init__(self, default: str, evidence: Fleet | None, metrics: Metrics) -> None:
+    def __init__(self, default: str, evidence: Fleet | None, metrics: Metrics, secret: str) -> None:
         self.default = default
         self._evidence = evidence
         self._metrics = metrics
+        self._secret = secret
         self._latest = default
 
     def configuration(self) -> str:
@@ -60,11 +63,14 @@ class Champion:
         chosen = max(better, key=better.__getitem__, default=self.default)
         if chosen != self._latest:
             self._latest = chosen
-            self.report("new clients begin", chosen, "fleet")
+            self._report("new clients begin", chosen, "fleet")
         return chosen
 
-    def report(self, who: str, configuration: str, because: str) -> None:
-        """Count and log a promotion."""
+    def moved(self, client: str, configuration: str) -> None:
+        """Count and log that a client goes on with a challenger, by its own labels."""
+        self._report(f"client {hashed(self._secret, client)} goes on", configuration, "own")
+
+    def _report(self, who: str, configuration: str, because: str) -> None:
         self._metrics.adapter_switches.labels(orjson.loads(configuration)["adapter"], because).inc()
         _log.warning("%s with %s from now on, by the labels: %s", who, configuration, because)
 
@@ -151,7 +157,7 @@ class PairedTrial:
         async with self.clients.turn(replace(request, rid=rid, fingerprint=rid)) as turn:
             moved = await turn.session.apply(turn.request, restart)
         if moved.replayed == "none":
-            self.champion.report(f"client {client.client} goes on", self.challenger, "own")
+            self.champion.moved(client.client, self.challenger)
             await self.fleet.restart(client, self.challenger, life=moved.life, seq=moved.seq)
 
 
