@@ -1,5 +1,7 @@
 """What one replica keeps of its clients, scope by scope: their own states, and those of challengers beside them."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ from acclimate_service.state import (
 from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
 from acclimate_service.trials.promotion import Champion, PairedTrial
 
+_log = logging.getLogger(__name__)
 _ARMS: Final = "arms"
 """Scope of what labels say of the arms of portfolios, beside the model's."""
 
@@ -72,14 +75,20 @@ class Kept:
         return [each for each in (self.fleet, self.arms, self.pairs) if each is not None]
 
     async def aclose(self, budget_s: float) -> None:
-        """Write away what is in memory, all within one budget."""
+        """Write away what is in memory, all within one budget. What fails is logged, and keeps nothing else from it."""
         until = time.monotonic() + budget_s
-        if self.challengers is not None:
-            await self.challengers.stop()
-        for sessions in self.everywhere:
-            await sessions.aclose(max(0.0, until - time.monotonic()))
-        for each in self.evidence:
-            await each.aclose()
+        closing = [] if self.challengers is None else [self.challengers.stop]
+        closing += [partial(_close_until, until, sessions) for sessions in self.everywhere]
+        closing += [each.aclose for each in self.evidence]
+        for close in closing:
+            try:
+                await close()
+            except Exception:
+                _log.exception("not everything of the clients in memory was written away")
+
+
+async def _close_until(until: float, sessions: Sessions) -> None:
+    await sessions.aclose(max(0.0, until - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +150,15 @@ class Scopes:
         Raises:
             StateError: Redis failed.
         """
-        for place in await known_versions(self.wire, versions):
-            for scope in (place.key, scope_of(place.key, _ARMS), scope_of(place.key, place.version.default)):
-                await self._pools(scope).forget(client)
-            await Cohorts(self.wire, self.limits, place.key, self.settings.tenant).forget(client.client)
+        known = await known_versions(self.wire, versions)
+        keys, defaults = {place.key for place in known}, {(place.key, place.version.default) for place in known}
+        scopes = {*keys, *(scope_of(key, _ARMS) for key in keys), *(scope_of(*each) for each in defaults)}
+        cohorts = [Cohorts(self.wire, self.limits, key, self.settings.tenant) for key in keys]
+        asked = [self._pools(scope).forget(client) for scope in scopes]
+        asked += [cohort.forget(client.client) for cohort in cohorts]
+        for failure in await asyncio.gather(*asked, return_exceptions=True):  # all at once, and none left out
+            if failure is not None:
+                raise failure
 
     def arms(self, scope: str, model: FrozenModel, configurations: Configurations) -> Arms:
         """What the labels of all clients say of the arms of portfolios in one scope."""

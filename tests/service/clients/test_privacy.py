@@ -1,13 +1,15 @@
 """What of a client's images is to be found in Redis, and what is left after it was deleted."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from acclimate_client import LabelledRow
+from acclimate_service.compute.lineage import Version, known_versions
 from acclimate_service.guard.pools import Pools
-from acclimate_service.state import ClientScope
+from acclimate_service.state import ClientScope, StoreUnavailable
 
 
 def everything(redis):
@@ -126,3 +128,30 @@ def test_a_delete_of_which_a_rest_is_left_does_not_say_that_nothing_was_changed(
         assert replica.http.get("/clients/cam").status_code == 404
         replica.redis.delete(pool)
         assert replica.http.delete("/clients/cam").status_code == 204
+
+
+def test_versions_of_the_model_forget_a_client_at_the_same_time_and_one_that_fails_keeps_none_from_it(
+    make_replica, stream, monkeypatch, assert_problem
+):
+    replica, (images,) = make_replica(), stream(0, 1)
+    wire, forget, pools = replica.service.wire, Pools.forget, set()
+    (place,) = replica.run(known_versions(wire, "default"))
+    older = Version(replace(place.version.identity, content="0" * 16), "{}")
+    replica.run(known_versions(wire, "default", older))
+    all_of_them = asyncio.Barrier(6)  # two versions; of each what is told of clients, of arms and of pairs
+
+    async def together(pool, client, life=""):
+        pools.add(pool._pool)
+        async with asyncio.timeout(20), all_of_them:
+            if pool._pool == min(pools - {told}):
+                raise StoreUnavailable("of this one")
+        await forget(pool, client, life)
+
+    with replica.sdk() as sdk:
+        prediction = sdk.predict("cam", images)
+        sdk.feedback("cam", [LabelledRow(prediction.request_id, row, 1) for row in range(10)])
+        told = replica.redis.keys("*:e")[0].decode()
+        monkeypatch.setattr(Pools, "forget", together)
+        assert_problem(replica.http.delete("/clients/cam"), 503, "store_unavailable", committed="unknown")
+    assert len(pools) == 6
+    assert replica.redis.keys("*:e") == []

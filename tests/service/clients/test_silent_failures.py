@@ -6,6 +6,7 @@ import pytest
 
 from acclimate_service.federated.cohorts import Cohorts
 from acclimate_service.guard.pools import Pools
+from acclimate_service.scopes import Kept
 from acclimate_service.state import ClientScope, Session
 from acclimate_service.state.journal import Journal
 from acclimate_service.trials.challengers import Challengers
@@ -93,3 +94,23 @@ def test_it_is_logged_with_its_cause_counted_and_shown_until_it_succeeds(task, s
     assert f"no {task} today" in caplog.text
     until(lambda: task not in failing())
     assert service.metric(f'acclimate_background_failing{{task="{task}"}}') == 0
+
+
+async def test_what_cannot_be_closed_keeps_nothing_else_from_it_and_each_cause_is_logged(caplog):
+    closed = []
+
+    class Part:
+        def __init__(self, name, fails):
+            self.name, self.fails = name, fails
+
+        async def aclose(self, budget_s=0):
+            closed.append((self.name, budget_s))
+            if self.fails:
+                raise OSError(f"the {self.name} cannot be closed")
+
+    sessions, fleet = Part("sessions", fails=True), Part("fleet", fails=True)
+    await Kept(sessions, fleet, arms=Part("arms", fails=False), pairs=None, challengers=None).aclose(5)
+    assert [name for name, _ in closed] == ["sessions", "fleet", "arms"]
+    assert 4 < closed[0][1] <= 5
+    for part in (sessions, fleet):
+        assert f"the {part.name} cannot be closed" in caplog.text
