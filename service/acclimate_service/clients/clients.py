@@ -106,10 +106,7 @@ class Clients:
             wanted: what it is to have.
         """
         async with self._sessions.turn(request) as turn:
-            reply = await self._configured(turn, request.client, wanted)
-            if wanted.configuration is not None:
-                await self._replies.note_choice(request.client)
-            return reply
+            return await self._configured(turn, request.client, wanted)
 
     async def enroll(self, request: ClientRequest, examples: Examples) -> Reply:
         """Let a client restart from labelled images of its own."""
@@ -206,6 +203,8 @@ class Clients:
             return await self._configured_before(client, head, wanted)
         if head is not None and self._has(head.config, configuration):
             if wanted.paused in (None, head.paused):
+                if configuration is not None:
+                    await self._replies.note_choice(client, head.config)
                 answer = self._answer(head.config, paused=head.paused, changed=False)
                 status = "restored" if head.has_state or head.base < head.seq else "reset"
                 return Reply(answer, head.seq, status, committed=False)
@@ -226,7 +225,8 @@ class Clients:
             if initial is not None and not (present.seq and self._has(config, configuration)):
                 config, state = initial.configuration, initial
             paused = present.paused if wanted.paused is None else wanted.paused
-            return Change(config, state, self._answer(config, paused=paused, changed=True), paused)
+            answer = self._answer(config, paused=paused, changed=True)
+            return Change(config, state, answer, paused, chosen=configuration is not None)
 
         applied = await turn.session.apply(turn.request, change)
         if head is None or not self._has(head.config, configuration):

@@ -13,7 +13,7 @@ import orjson
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.steps import GUARDED
 from acclimate_service.errors import CommittedField, Problem
-from acclimate_service.state import Applied, ClientScope, Description, Doubt, Looked, StateStore
+from acclimate_service.state import Applied, ClientScope, Description, Looked, StateStore
 
 _TAG: Final = re.compile(r'"v(\d{1,15})"')
 _UNAVAILABLE: Final[Mapping[str, Any]] = {"predictions": [], "signals": {}}
@@ -215,16 +215,9 @@ class Replies:
         """What is stored of a client, but for the state itself; None if there is none."""
         return await self._store.describe(client, self._model)
 
-    async def note_choice(self, client: ClientScope) -> None:
-        """Note that the configuration which a client has was chosen for it, so that it outlives versions of the model.
-
-        Raises:
-            StateError: Redis failed; the client has the configuration all the same.
-        """
-        configured = Doubt()
-        configured.learn("unknown")
-        with configured:
-            await self._store.note_choice(client, self._model)
+    async def note_choice(self, client: ClientScope, configuration: str) -> None:
+        """Note that a client's configuration was chosen for it, which it has already; raises StateError."""
+        await self._store.note_choice(client, self._model, configuration)
 
     async def adapter_of(self, client: ClientScope) -> str:
         """Name of the adapter a client runs, or would begin with."""

@@ -128,6 +128,7 @@ class Change(Generic[S]):
         answer: to whoever asked for it.
         paused: whether batches are no longer folded in from now on; None leaves that as it is.
         back: version that this is again: what was kept of it and since is forgotten; 0 for something new.
+        chosen: whether somebody chose the configuration for the client, so that it outlives versions of the model.
     """
 
     config: str
@@ -135,6 +136,7 @@ class Change(Generic[S]):
     answer: bytes = field(repr=False)
     paused: bool | None = None
     back: int = 0
+    chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,7 @@ class Session(Generic[S]):
 
         Args:
             request: a repeated one does not reset again.
-            config: adapter and hyper-parameters; empty keeps the present ones.
+            config: adapter and hyper-parameters that were chosen for the client; empty keeps the present ones.
             paused: whether batches are no longer folded in from now on; None leaves that as it is.
 
         Raises:

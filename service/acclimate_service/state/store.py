@@ -210,6 +210,7 @@ class StateStore:
             limits.keep_every_ms,
             change.back,
             version,
+            _flag(change.chosen),
         )
         return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
@@ -229,7 +230,7 @@ class StateStore:
             client: whose state.
             model: model scope.
             attempt: the request; sending it again does not reset again.
-            config: new adapter and hyper-parameters; empty keeps the present ones.
+            config: adapter and hyper-parameters that were chosen for the client; empty keeps the present ones.
             paused: as in `commit`.
             version: key of the model version that begins it; empty for that of the scope.
 
@@ -300,9 +301,9 @@ class StateStore:
         keys = (client.head(model), client.lease(model), client.kept(model)[0], client.registry)
         return description(await self._wire.run(DESCRIBE, keys, ()))
 
-    async def note_choice(self, client: ClientScope, model: str) -> None:
-        """Note that the configuration which a client has was chosen for it, as `Description.chosen` says."""
-        await self._wire.run(CHOOSE, (client.registry, client.head(model)), ())
+    async def note_choice(self, client: ClientScope, model: str, config: str) -> None:
+        """Note that a configuration which a client has already was chosen for it, as `Description.chosen` says."""
+        await self._wire.run(CHOOSE, (client.registry, client.head(model)), (config,))
 
     async def aclose(self) -> None:
         """Wait for what is still running, then close the connections."""
@@ -338,6 +339,7 @@ class StateStore:
             *self._lifetimes,
             _flag(paused),
             version,
+            _flag(bool(config) and not compare),
             *((basis.tag,) if compare else ()),
         )
         return reset_outcome(await self._wire.run(RESET, keys, args), attempt)

@@ -95,7 +95,7 @@ class Writer(Generic[S]):
             self._keep_due = -math.inf  # it begins, perhaps not for the first time
         keep = context.policy.keep if touched >= self._keep_due else 0  # the script looks whether it is time for all
         told = change.paused if held.seq or change.paused is not None else held.paused or None
-        stored = Change(change.config, data, change.answer, told, change.back)
+        stored = Change(change.config, data, change.answer, told, change.back, change.chosen)
         with self._kept(held):
             await context.settle(held.track, held.seq)
             outcome = await context.store.commit(

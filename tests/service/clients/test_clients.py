@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from acclimate_client.errors import ClientUnknownError, KeyReusedError, KeyUsedBeforeDeleteError
+from acclimate_service.state import StateStore
 
 
 def close(answers, expected):
@@ -134,6 +135,41 @@ def test_a_look_at_an_unknown_client_does_not_begin_it(replica, sdk, stream):
     assert replica.keys("never") == {}
     with pytest.raises(ClientUnknownError):
         sdk.get("never")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_chosen_is_noted_by_the_change_itself(replica, sdk, stream, monkeypatch, begun):
+    async def crash(*noted):
+        raise AssertionError("the note is a command of its own, before which a replica may end")
+
+    monkeypatch.setattr(StateStore, "note_choice", crash)
+    client = f"chooses-{begun}"
+    if begun:
+        sdk.predict(client, stream(0, 1)[0])
+    for _ in range(2):
+        sdk.configure(client, "em", idempotency_key="k")
+        assert chosen(replica, client) == replica.redis.hget(head_of(replica, client), "cfg")
+
+
+def test_what_a_client_has_already_is_noted_as_chosen_if_it_is_what_was_asked_for(replica, sdk, stream):
+    sdk.predict("has-it", stream(0, 1)[0])
+    assert chosen(replica, "has-it") is None
+    replica.http.put("/clients/has-it", json={"adaptation": "paused"})
+    assert chosen(replica, "has-it") is None
+    assert not sdk.configure("has-it", "atp").changed
+    assert chosen(replica, "has-it") == replica.redis.hget(head_of(replica, "has-it"), "cfg")
+    sdk.reset("has-it")
+    assert chosen(replica, "has-it") is not None
+    sdk.delete("has-it")
+    assert chosen(replica, "has-it") is None
+
+
+def chosen(replica, client):
+    return replica.redis.hget(f"acc:{{default/{client}}}:r", "chosen")
+
+
+def head_of(replica, client):
+    return f"acc:{{default/{client}}}:{replica.service.bundle.model.content_hash}:h"
 
 
 def test_a_repeat_gets_the_first_answer_and_another_body_is_refused(sdk, stream):

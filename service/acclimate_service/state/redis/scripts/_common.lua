@@ -125,6 +125,11 @@ local function keep_states(keep, snapshot_key, state_ttl)
   for _, each in ipairs(keep.slots) do redis.call('PEXPIRE', each, whole(state_ttl * 1.5)) end
 end
 
+-- What outlives versions of the model: the configuration that somebody chose. A DELETE takes it away, or time.
+local function note_chosen(registry_key, config)
+  redis.call('HSET', registry_key, 'chosen', config)
+end
+
 -- One absolute time: a hash and its index must not expire a millisecond apart.
 local function expire_together(at, hash, index)
   redis.call('PEXPIREAT', hash, whole(at))

@@ -1,7 +1,8 @@
--- Notes that the configuration which a client has was chosen for it. That goes with the registry: by a DELETE, or in time.
+-- Notes that a configuration which a client has already was chosen for it.
+--
+-- KEYS: registry, head. ARGV: the configuration. Nothing is noted if the client has another by now.
 
 local registry_key, head_key = unpack(KEYS)
 
-local config = redis.call('HGET', head_key, 'cfg')
-if config then redis.call('HSET', registry_key, 'chosen', config) end
+if redis.call('HGET', head_key, 'cfg') == ARGV[1] then note_chosen(registry_key, ARGV[1]) end
 return {'OK'}

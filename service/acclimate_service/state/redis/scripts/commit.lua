@@ -10,7 +10,7 @@ local sid, chunks, state, length, digest, config, answer = unpack(ARGV, 9, 15)
 local state_ttl, key_ttl, key_min = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
 local key_cap, answer_bytes, number, paused = tonumber(ARGV[19]), tonumber(ARGV[20]), ARGV[21], ARGV[22]
 local most, every, back = tonumber(ARGV[23]), tonumber(ARGV[24]), tonumber(ARGV[25])
-local version = ARGV[26]
+local version, chosen = ARGV[26], ARGV[27]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -39,6 +39,7 @@ redis.call('UNLINK', keys.journal, keys.old_snapshot)
 local life = live(registry, keys, new_life)
 redis.call('HSET', keys.registry, 'm:' .. model, sid)
 redis.call('HDEL', keys.registry, 'u:' .. sid)
+if chosen == '1' then note_chosen(keys.registry, config) end
 remember(keys, ask, model, seq, life, now, key_ttl)
 if answer ~= '' then store_answer(keys, ask.rid, answer, now, key_ttl, answer_bytes) end
 sweep_markers(keys, now, key_ttl, key_min, key_cap)

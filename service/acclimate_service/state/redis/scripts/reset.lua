@@ -8,7 +8,7 @@ local keys = {
 local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local sid, model, config = unpack(ARGV, 5, 7)
 local state_ttl, key_ttl, key_min, key_cap = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local paused, version, basis_tag = ARGV[12], ARGV[13], ARGV[14]
+local paused, version, chosen, basis_tag = unpack(ARGV, 12, 15)
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -29,6 +29,7 @@ note_version(keys, version)
 if config ~= '' then redis.call('HSET', keys.head, 'cfg', config) end
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
 redis.call('HSET', keys.registry, 'm:' .. model, '')
+if chosen == '1' then note_chosen(keys.registry, config) end
 remember(keys, ask, model, seq, registry.life, now, key_ttl)
 sweep_markers(keys, now, key_ttl, key_min, key_cap)
 extend_scope(keys, state_ttl)
