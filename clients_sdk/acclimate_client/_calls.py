@@ -4,6 +4,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import urlencode
@@ -18,6 +19,7 @@ from acclimate_client.evidence import LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
+    ClientPage,
     ConfigureResult,
     EnrolResult,
     FeedbackResult,
@@ -111,7 +113,7 @@ class Settings:
 
     def of_model(self, call: Call[T]) -> Call[T]:
         """Returns the call for a client of the model that is meant."""
-        if self.model is None or not call.path.startswith("/clients/"):
+        if self.model is None or not f"{call.path}/".startswith("/clients/"):
             return call
         return replace(call, path=f"/models/{self.model}{call.path}")
 
@@ -254,6 +256,21 @@ def import_state(
 def delete(client_id: str) -> Call[None]:
     """Returns the call that removes a client."""
     return Call("DELETE", _checks.client_path(client_id), _replies.read_nothing, writes=True)
+
+
+def clients(
+    cursor: str | None, *, limit: int, adapter: str | None, active_since: datetime | None, verdict: str | None
+) -> Call[ClientPage]:
+    """Returns the call that lists clients; see `Client.clients`."""
+    wanted = {
+        "limit": str(operator.index(limit)),
+        "cursor": cursor,
+        "adapter": adapter,
+        "active_since": _checks.moment(active_since),
+        "verdict": verdict,
+    }
+    params = {name: value for name, value in wanted.items() if value is not None}
+    return Call("GET", "/clients", _replies.read_clients, params=params)
 
 
 def models() -> Call[tuple[ModelInfo, ...]]:

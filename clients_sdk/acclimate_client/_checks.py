@@ -5,6 +5,7 @@ import operator
 import re
 import uuid
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import httpx
@@ -92,6 +93,13 @@ def version(number: int) -> int:
     if type(number) is not int or number < 1:
         raise ValueError(f"version is {number!r}; accepted are None and an int from 1 on")
     return number
+
+
+def moment(time: datetime | None) -> str | None:
+    """Returns a time as RFC 3339 has it."""
+    if time is not None and time.tzinfo is None:
+        raise ValueError(f"active_since is {time!r}; accepted is a time with its zone, such as datetime.now(UTC)")
+    return None if time is None else time.isoformat()
 
 
 def flag(value: bool) -> str:

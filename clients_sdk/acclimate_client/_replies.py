@@ -26,12 +26,14 @@ from acclimate_client.results import (
     AdapterDescription,
     AdapterInfo,
     ClientInfo,
+    ClientPage,
     ConfigureResult,
     EnrolResult,
     FeedbackResult,
     ImportResult,
     InputInfo,
     KeptState,
+    ListedClient,
     ModelEvidence,
     ModelInfo,
     ModelRef,
@@ -101,6 +103,16 @@ def read_client(reply: httpx.Response) -> ClientInfo:
             guard=_guard(body.get("guard")),
             adaptation=_adaptation(body),
         )
+
+    return read(reply, build)
+
+
+def read_clients(reply: httpx.Response) -> ClientPage:
+    """Reads the reply to clients."""
+
+    def build(body: Json) -> ClientPage:
+        listed = tuple(_listed_client(_typed(dict, item)) for item in _typed(list, body["clients"]))
+        return ClientPage(_model(body["model"]), listed, _optional(str, body["next"]))
 
     return read(reply, build)
 
@@ -299,6 +311,20 @@ def _posteriors(value: object) -> NDArray[np.float64] | None:
     if value is None:
         return None
     return _array([[_number(p) for p in _typed(list, row)] for row in _typed(list, value)], np.float64)
+
+
+def _listed_client(fields: Json) -> ListedClient:
+    """One item of the member `clients`."""
+    return ListedClient(
+        client_id=_typed(str, fields["client_id"]),
+        adapter=_typed(str, fields["adapter"]),
+        hyperparameters=_typed(dict, fields["hyperparameters"]),
+        adaptation=_adaptation(fields),
+        version=_typed(int, fields["version"]),
+        bytes=_typed(int, fields["bytes"]),
+        changed_at=_moment(fields["changed_at"]),
+        verdict=_optional(str, fields["verdict"]),
+    )
 
 
 def _guard_decision(value: object) -> GuardDecision | None:

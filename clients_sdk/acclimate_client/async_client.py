@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from acclimate_client import _calls
@@ -12,6 +13,7 @@ from acclimate_client.evidence import LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
+    ClientPage,
     ConfigureResult,
     EnrolResult,
     FeedbackResult,
@@ -137,6 +139,19 @@ class AsyncClient(AsyncTransport):
     async def delete(self, client_id: str) -> None:
         """Removes a client and all that was learned for it; see `Client.delete`."""
         await self._run(_calls.delete(client_id))
+
+    async def clients(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        adapter: str | None = None,
+        active_since: datetime | None = None,
+        verdict: str | None = None,
+    ) -> ClientPage:
+        """Lists clients that have a state; see `Client.clients`."""
+        call = _calls.clients(cursor, limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
+        return await self._run(call)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Lists the models the server offers; see `Client.models`."""

@@ -1,6 +1,7 @@
 """The blocking client."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from acclimate_client import _calls
@@ -11,6 +12,7 @@ from acclimate_client.evidence import LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
+    ClientPage,
     ConfigureResult,
     EnrolResult,
     FeedbackResult,
@@ -281,6 +283,31 @@ class Client(Transport):
             AcclimateClientError: The client may still exist.
         """
         self._run(_calls.delete(client_id))
+
+    def clients(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        adapter: str | None = None,
+        active_since: datetime | None = None,
+        verdict: str | None = None,
+    ) -> ClientPage:
+        """Lists clients that have a state, in no order: those that fit, one page of them.
+
+        Args:
+            cursor: `next` of the page before; None for the first. It is of no use once Redis was started again.
+            limit: Most clients of a page, 10..1000; it may have fewer, or none, though more pages follow.
+            adapter: Name of the adapter that they have; None for any.
+            active_since: When they changed last at the earliest, with its zone; None for any time.
+            verdict: What their labels show, trusted, undecided or harmful; None for any.
+
+        Raises:
+            TypeError, ValueError: An argument is of no accepted type, or a time without zone. Nothing was sent.
+            AcclimateClientError: Any other failure; a client that comes or goes meanwhile may be missed.
+        """
+        call = _calls.clients(cursor, limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
+        return self._run(call)
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Lists the models the server offers.

@@ -154,6 +154,42 @@ class ClientInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedClient:
+    """A client among others.
+
+    Attributes:
+        hyperparameters: Those that differ from their defaults.
+        adaptation: As in `StateInfo`.
+        version: Number of changes applied to its state so far.
+        bytes: Size of the newest complete copy of its state.
+        changed_at: Its last change, in UTC; None if that was not noted.
+        verdict: What its labels show: trusted, undecided or harmful; None if the server does not know.
+    """
+
+    client_id: str
+    adapter: str
+    hyperparameters: Mapping[str, Any]
+    adaptation: str
+    version: int
+    bytes: int
+    changed_at: datetime | None
+    verdict: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPage:
+    """Some of the clients that have a state.
+
+    Attributes:
+        next: `cursor` of the next page, None after the last.
+    """
+
+    model: ModelRef
+    clients: tuple[ListedClient, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ResetResult:
     """A client put back to the global model.
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _COMMANDS: Final = "acclimate_service.commands"
 DEFAULT_STORE: Final = Path("model_store/bundles")
 """As `Settings.model_store`."""
+_EXIT_CODES: Final = "exit status: 0 done; 1 a client is not there, or was refused; 2 the command could not be done"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,13 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     one_round = commands.add_parser("round", help="run a federated round among the clients of a running service")
     one_round.set_defaults(run=by_name(_COMMANDS, "run_round", "[serve]"))
     advice = commands.add_parser("advise", help="say which adapter the labels told to a running service speak for")
-    advice.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
-    advice.add_argument("--key-file", type=Path, metavar="FILE", help="that holds an API key with scope admin")
+    _add_remote(advice, "admin")
     advice.set_defaults(run=by_name(_COMMANDS, "run_advice", "[serve]"))
     guard = commands.add_parser("guard", help="what labels made of the answers")
     guard_commands = guard.add_subparsers(dest="guard_command", required=True)
     reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
     reset.set_defaults(run=by_name(_COMMANDS, "run_reset", "[serve]"))
+    _add_clients(commands)
     _add_keys(commands)
     store = Path(os.environ.get("ACCLIMATE_MODEL_STORE") or DEFAULT_STORE)
     of_models = models.add_parser(commands, store)
@@ -79,6 +80,44 @@ def _add_remove(subparsers: "Subparsers", store: Path) -> None:
     remove.add_argument("--store", type=Path, default=store, help="model store (default: %(default)s)")
     remove.add_argument("--force", action="store_true", help="even if clients live on it")
     remove.set_defaults(run=by_name("acclimate_service.removal", "run_remove", "[serve]"))
+
+
+def _add_clients(commands: "Subparsers") -> None:
+    of_clients = commands.add_parser("clients", help="the clients of a running service").add_subparsers(
+        dest="clients_command", required=True
+    )
+
+    def add(name: str, scope: str, text: str) -> argparse.ArgumentParser:
+        command = of_clients.add_parser(name, help=text, description=text, epilog=_EXIT_CODES)
+        _add_remote(command, scope)
+        command.add_argument("--model", help="whose clients, by its name (default: those of the default model)")
+        command.add_argument("--json", action="store_true", help="print JSON, one client a line")
+        command.set_defaults(run=by_name("acclimate_service.client_commands", f"run_{name}", "[serve]"))
+        return command
+
+    def add_filters(command: argparse.ArgumentParser) -> None:
+        command.add_argument("--adapter", help="only clients that have it")
+        command.add_argument("--active-since", metavar="TIME", help="only clients that changed since, by RFC 3339")
+        command.add_argument("--verdict", choices=("trusted", "undecided", "harmful"), help="of their labels")
+
+    def add_several(command: argparse.ArgumentParser) -> None:
+        command.add_argument("client", nargs="*", metavar="CLIENT")
+        command.add_argument("--all", action="store_true", help="every client that the filters leave")
+        add_filters(command)
+
+    add_filters(add("list", "read", "list clients that have a state"))
+    add("show", "read", "show a client").add_argument("client", metavar="CLIENT")
+    export = add("export", "read", "write the states of clients into a folder")
+    add_several(export)
+    export.add_argument("--to", type=Path, default=Path("states"), metavar="FOLDER", help="default: %(default)s")
+    delete = add("delete", "write", "delete clients and all that was learned for them; with --all it takes `read` too")
+    add_several(delete)
+    delete.add_argument("--yes", action="store_true", help="mean it, of --all")
+
+
+def _add_remote(command: argparse.ArgumentParser, scope: str) -> None:
+    command.add_argument("--url", default="http://127.0.0.1:8000", help="of the service")
+    command.add_argument("--key-file", type=Path, metavar="FILE", help=f"that holds an API key with scope {scope}")
 
 
 def _add_keys(commands: "Subparsers") -> None:

@@ -2,19 +2,19 @@
 
 import argparse
 import asyncio
-from pathlib import Path
 from typing import Final
 
 from acclimate_adapters import AcclimateError
 from acclimate_service.federated.cohort import Round
 from acclimate_service.logs import set_up
+from acclimate_service.remote import Remote, RemoteError
 from acclimate_service.service import open_service
 from acclimate_service.serving import new_event_loop, serve
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import EmbeddedRedisError, StateError, running_at
-from acclimate_service.trials.advice import AdviceError, advise, fetch_evidence
+from acclimate_service.trials.advice import advise, fetch_evidence
 
-ERRORS: Final = (SettingsError, AcclimateError, StateError, EmbeddedRedisError, AdviceError)
+ERRORS: Final = (SettingsError, AcclimateError, StateError, EmbeddedRedisError, RemoteError)
 """What ends a command with its message alone."""
 
 
@@ -46,15 +46,8 @@ def run_reset(_: argparse.Namespace) -> int:
 
 def run_advice(options: argparse.Namespace) -> int:
     """Print what the labels speak for."""
-    print(advise(fetch_evidence(options.url, _key(options.key_file))))
+    print(advise(fetch_evidence(Remote.of(options.url, options.key_file))))
     return 0
-
-
-def _key(file: Path | None) -> str:
-    try:
-        return file.read_text().strip() if file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise AdviceError(f"the file of the key cannot be read: {error}") from error
 
 
 async def _round(settings: Settings) -> Round:

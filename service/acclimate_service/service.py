@@ -20,6 +20,7 @@ from acclimate_service.clients.clients import Clients
 from acclimate_service.clients.engine import FROZEN, Batch, Engine
 from acclimate_service.clients.feedback import Feedback
 from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply
+from acclimate_service.clients.roster import Roster
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations
@@ -46,6 +47,7 @@ from acclimate_service.state import (
     EmbeddedRedis,
     Limits,
     Link,
+    Listing,
     Places,
     Probe,
     Rates,
@@ -95,6 +97,7 @@ class Service:
     rates: Rates | None
     engine: Engine
     clients: Clients
+    roster: Roster
     feedback: Feedback
     fleet: Fleet | None
     arms: Arms | None
@@ -327,6 +330,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
             secret=settings.secret,
         ),
         clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
+        roster=Roster(Listing(wire, settings.tenant, lineage.scope), configurations, fleet),
         feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),
         fleet=fleet,
         arms=arms,

@@ -85,6 +85,8 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(
             body=known | {"hyperparameters": {}} | wanted | {"changed": True, "state": state | {"status": "reset"}}
         )
+    if request.path == "/clients":
+        return Reply(body={"model": MODEL, "clients": [listed_client()], "next": None, "later": 1})
     if request.path == "/adapters":
         return Reply(body={"model": MODEL, "adapters": [adapter_entry()]})
     if request.path == "/models":
@@ -126,6 +128,12 @@ def catalogue_entry() -> dict[str, Any]:
         "adapters": {"atp": {"available": False, "missing": ["rates"]}, "none": {"available": True, "missing": []}},
         "default": True,
     }
+
+
+def listed_client() -> dict[str, Any]:
+    about = {"client_id": "cam-7", "adapter": "atp", "hyperparameters": {"mode": "batch"}, "adaptation": "paused"}
+    state = {"version": 5, "bytes": 812, "changed_at": "2031-05-06T07:08:09Z"}
+    return about | state | {"verdict": "harmful", "later": 1}
 
 
 def adapter_entry() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_client import AdapterDescription, KeptState, StateInfo
+from acclimate_client import AdapterDescription, KeptState, ListedClient, StateInfo
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
@@ -147,6 +147,37 @@ def test_an_imported_state_is_sent_as_it_is_and_may_name_the_version_it_replaces
     assert (request.headers["If-Match"], request.headers["Idempotency-Key"]) == ('"v5"', "k")
     assert client.import_state("cam-7", b"state").state.version == 5
     assert "If-Match" not in server.requests[-1].headers
+
+
+def test_clients_are_listed_by_what_is_asked_for(client, server, play):
+    page = client.clients()
+    listed = ListedClient(
+        client_id="cam-7",
+        adapter="atp",
+        hyperparameters={"mode": "batch"},
+        adaptation="paused",
+        version=5,
+        bytes=812,
+        changed_at=datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC),
+        verdict="harmful",
+    )
+    assert (page.clients, page.next, page.model.name) == ((listed,), None, "fashion-cnn")
+    assert (server.requests[-1].path, server.requests[-1].query) == ("/clients", {"limit": ["100"]})
+    server.play(play.reply(body={"model": {"name": "m", "version": "1"}, "clients": [], "next": "c2"}))
+    since = datetime(2031, 5, 6, tzinfo=UTC)
+    page = client.clients("c1", limit=10, adapter="atp", active_since=since, verdict="harmful")
+    assert (page.clients, page.next) == ((), "c2")
+    assert server.requests[-1].query == {
+        "cursor": ["c1"],
+        "limit": ["10"],
+        "adapter": ["atp"],
+        "active_since": ["2031-05-06T00:00:00+00:00"],
+        "verdict": ["harmful"],
+    }
+    sent = len(server.requests)
+    with pytest.raises(ValueError, match="a time with its zone"):
+        client.clients(active_since=datetime(2031, 5, 6))
+    assert len(server.requests) == sent
 
 
 def test_adapters_are_described(client):

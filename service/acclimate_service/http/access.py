@@ -15,6 +15,7 @@ from acclimate_service.keys import ANY_KEY, ANYBODY, STRANGER, Caller, Keys
 NEEDS: Final = {
     "POST /clients/{client_id}/predict": "predict",
     "POST /clients/{client_id}/feedback": "predict",
+    "GET /clients": "read",
     "GET /clients/{client_id}": "read",
     "GET /clients/{client_id}/state": "read",
     "PUT /clients/{client_id}": "write",
@@ -60,7 +61,7 @@ def need_of(method: str, path: str) -> str:
     Raises:
         LookupError: nobody has decided that.
     """
-    route = _OF_MODEL.sub("/models/{model}", path, count=1).replace("/models/{model}/clients/", "/clients/")
+    route = _OF_MODEL.sub("/models/{model}", path, count=1).replace("/models/{model}/clients", "/clients")
     try:
         return NEEDS[f"{method} {route}"]
     except KeyError:

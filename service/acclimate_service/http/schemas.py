@@ -22,6 +22,7 @@ T = TypeVar("T")
 Absent: TypeAlias = T | SkipJsonSchema[None]
 """Of a member that may be left out, and is never null."""
 Durability: TypeAlias = Literal["always", "everysec", "none", "unknown"]
+Verdict: TypeAlias = Literal["trusted", "undecided", "harmful"]
 
 
 class Document(BaseModel):
@@ -155,7 +156,7 @@ class Interval(Document):
 class Evidence(Document):
     """What labels show."""
 
-    verdict: Literal["trusted", "undecided", "harmful"]
+    verdict: Verdict
     labelled: Count
     wins: Annotated[int, Field(ge=0, description="Rows that only the adapted prediction has right.")]
     losses: Annotated[int, Field(ge=0, description="Rows that only the frozen prediction has right.")]
@@ -241,6 +242,30 @@ class Client(Document):
     adaptation: Adaptation
     state: StoredState
     guard: Guard | None
+
+
+class ListedClient(Document):
+    """A client among others."""
+
+    client_id: str
+    adapter: str
+    hyperparameters: dict[str, Any]
+    adaptation: Adaptation
+    version: Count
+    bytes: Annotated[int, Field(ge=0, description="Of the newest complete copy of its state.")]
+    changed_at: Annotated[datetime | None, Field(description="Its last change, of which batches are the most.")]
+    verdict: Annotated[
+        Verdict | None,
+        Field(description="What its labels show; null where nobody compares, or not under this version."),
+    ]
+
+
+class Clients(Document):
+    """Some of the clients that have a state."""
+
+    model: ModelName
+    clients: list[ListedClient]
+    next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
 
 
 # what is served
@@ -564,6 +589,7 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     Feedback,
     ModelEvidence,
     Client,
+    Clients,
     Adapters,
     Models,
     Live,

@@ -44,6 +44,7 @@ from acclimate_service.state.errors import (
 )
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
+from acclimate_service.state.listing import Listed, Listing, StaleCursor
 from acclimate_service.state.places import Places
 from acclimate_service.state.rates import Rates
 from acclimate_service.state.records import Description, Head, Kept, Snapshot
@@ -85,6 +86,8 @@ __all__ = [
     "Limits",
     "Lineage",
     "Link",
+    "Listed",
+    "Listing",
     "Looked",
     "OtherModel",
     "OutOfOrder",
@@ -100,6 +103,7 @@ __all__ = [
     "RequestRunning",
     "Session",
     "Snapshot",
+    "StaleCursor",
     "Start",
     "StateCorrupt",
     "StateError",

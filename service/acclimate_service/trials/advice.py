@@ -2,39 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import orjson
 
-_TIMEOUT_S = 30
+from acclimate_service.remote import Remote
 
 
-class AdviceError(Exception):
-    """There is no service that could tell."""
-
-
-def fetch_evidence(url: str, key: str = "") -> Mapping[str, Any]:
-    """What GET /models/{model}/adapters of a running service says of its model; with a key, if it asks for one.
+def fetch_evidence(remote: Remote) -> Mapping[str, Any]:
+    """What GET /models/{model}/adapters of a running service says of its model.
 
     Raises:
-        AdviceError: it does not answer, or its guard is off.
+        RemoteError: it does not answer, or its guard is off.
     """
-    try:
-        (model, *_) = _get(f"{url.rstrip('/')}/models", key)["models"]
-        return _get(f"{url.rstrip('/')}/models/{model['name']}/adapters", key)
-    except HTTPError as error:
-        detail = orjson.loads(error.read()).get("detail", error.reason)
-        raise AdviceError(f"{url} answers {error.code}: {detail}") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise AdviceError(f"no service answers at {url}: {error}; give its address with --url") from error
-
-
-def _get(url: str, key: str) -> Mapping[str, Any]:
-    request = Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
-    with urlopen(request, timeout=_TIMEOUT_S) as reply:
-        document: Mapping[str, Any] = orjson.loads(reply.read())
-    return document
+    (model, *_) = remote.get("/models")["models"]
+    return remote.get(f"/models/{model['name']}/adapters")
 
 
 _COLUMNS = f"{'adapter':<28}{'clients':>8}{'labels':>8}{'adapted %':>20}{'frozen %':>20}  verdict"

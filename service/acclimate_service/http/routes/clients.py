@@ -1,26 +1,33 @@
-"""Clients: look at one, choose its adapter, export and import its state, reset it, remove it."""
+"""Clients: list them, look at one, choose its adapter, export and import its state, reset it, remove it."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from acclimate_adapters import ConfigurationError
 from acclimate_service.clients.clients import Wanted, adaptation
 from acclimate_service.clients.requests import Precondition, etag
+from acclimate_service.clients.roster import Wanted as WantedClients
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
 from acclimate_service.http import schemas
 from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
-from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Version
+from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Verdict, Version
+from acclimate_service.state import StaleCursor
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
 _LONGEST_ROLLBACK = 1024  # bytes
 _LARGEST_VERSION = 2**53 - 1
+SMALLEST_PAGE, LARGEST_PAGE = 10, 1000
+"""Clients; Redis tells some keys at a time that cannot be told apart, which are few, but more than one."""
+_PAGE: Final = 100
+_FILTERS: Final = ("adapter", "active_since", "verdict")
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 _ADAPTATION = {"running": False, "paused": True}
 
@@ -35,6 +42,26 @@ class ClientRoutes:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._service = intake.service
+
+    async def list(
+        self,
+        request: Request,
+        limit: Annotated[int, Query(ge=SMALLEST_PAGE, le=LARGEST_PAGE)] = _PAGE,
+        cursor: Annotated[str, Query(max_length=64)] = "",
+        adapter: Annotated[str | None, Query(max_length=64)] = None,
+        active_since: AwareDatetime | None = None,
+        verdict: Verdict | None = None,
+    ) -> Response:
+        """Clients that have a state, in no order; `next` leads on, also where a page has fewer than `limit` or none."""
+        context = RequestContext(self._intake, request, None, keyed=False, query=("limit", "cursor", *_FILTERS))
+        since = None if active_since is None else active_since.timestamp()
+        owner = context.caller().tenant
+        with context.admitted():
+            try:
+                page = await self._service.roster.page(owner, WantedClients(adapter, since, verdict), limit, cursor)
+            except StaleCursor as error:
+                raise Problem("invalid_request", str(error)) from error
+        return json({"model": self._intake.model, "clients": page.clients, "next": page.cursor})
 
     async def describe(self, request: Request, client_id: ClientId) -> Response:
         """Adapter of a client, and version, size and place of its state."""
@@ -121,6 +148,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
 
     timed, back = CHANGING[1:], {"body": json_of(Version), "body_required": False}
     put_in = {"body": bytes_of(), "headers": (*CHANGING, "If-Match")}
+    add_route(router, "GET", "/clients", handlers.list, "list_clients", "clients", json_of(schemas.Clients))
     add("GET", "", handlers.describe, "describe_client", json_of(Client), headers=timed)
     change("PUT", "", handlers.configure, "configure_client", json_of(Configured), body=json_of(schemas.Wanted))
     add("DELETE", "", handlers.delete, "delete_client", None, headers=timed)

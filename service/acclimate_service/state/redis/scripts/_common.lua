@@ -137,6 +137,7 @@ local function expire_together(at, hash, index)
 end
 
 local function remember(keys, ask, model, seq, life, now, key_ttl)
+  redis.call('HSET', keys.head, 'on', whole(now)) -- of the change; a snapshot that is taken later changes nothing
   redis.call('HSET', keys.markers, ask.rid, table.concat({ask.fp, model, seq, ask.tag, life}, '|'))
   redis.call('ZADD', keys.marker_times, stamp(now), ask.rid)
   expire_together(now + key_ttl, keys.markers, keys.marker_times)

@@ -1,0 +1,85 @@
+"""What the commands ask of a running service, over HTTP as any caller does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import orjson
+
+_TIMEOUT_S: Final = 60
+
+
+class RemoteError(Exception):
+    """There is no service that could be asked."""
+
+
+class Refused(RemoteError):
+    """The service answers, and says no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A running service.
+
+    Args:
+        url: of it.
+        key: for a service that asks for one.
+    """
+
+    url: str
+    key: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, url: str, key_file: Path | None) -> "Remote":
+        """As the options of a command say.
+
+        Raises:
+            RemoteError: the file of the key cannot be read.
+        """
+        try:
+            return cls(url.rstrip("/"), key_file.read_text().strip() if key_file else "")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RemoteError(f"the file of the key cannot be read: {error}") from error
+
+    def ask(self, method: str, path: str, **query: str | int | None) -> bytes:
+        """The body of a reply.
+
+        Args:
+            method, path: of a route.
+            query: parameters; those that are None are left out.
+
+        Raises:
+            Refused: it is no success, with what the service says of that.
+            RemoteError: nobody answers there.
+        """
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        request = Request(f"{self.url}{path}{'?' if given else ''}{given}", method=method)
+        if self.key:
+            request.add_header("Authorization", f"Bearer {self.key}")
+        try:
+            with urlopen(request, timeout=_TIMEOUT_S) as reply:
+                body: bytes = reply.read()
+                return body
+        except HTTPError as error:
+            raise Refused(f"{self.url} answers {error.code}: {_detail(error)}") from error
+        except (OSError, ValueError) as error:
+            raise RemoteError(f"no service answers at {self.url}: {error}; give its address with --url") from error
+
+    def get(self, path: str, **query: str | int | None) -> Mapping[str, Any]:
+        """The document of a reply; raises as `ask`."""
+        try:
+            document: Mapping[str, Any] = orjson.loads(self.ask("GET", path, **query))
+        except orjson.JSONDecodeError as error:
+            raise RemoteError(f"no service answers at {self.url}, but something else: {error}") from error
+        return document
+
+
+def _detail(error: HTTPError) -> str:
+    try:
+        return str(orjson.loads(error.read())["detail"])
+    except (ValueError, LookupError, TypeError):
+        return str(error.reason)
