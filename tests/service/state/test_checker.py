@@ -48,6 +48,10 @@ DIRECTED = dict(
             mutations.LIFE,
             mutations.S2,
             mutations.S2,
+            mutations.TOLD_AFTER,
+            mutations.TOLD_OVER,
+            mutations.KNOWN_AFTER,
+            mutations.FORGOTTEN,
         ),
         strict=True,
     )

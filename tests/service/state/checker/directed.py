@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,9 @@ from checker.profile import Profile
 from checker.toy import PROBE, Toy, ToyState, advance, answer_after, answer_of, batch_of, initial, rework
 from redis.exceptions import RedisError
 
+from acclimate_service.guard.evidence import Counts
+from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.pools import Pools
 from acclimate_service.state import (
     Change,
     ClientScope,
@@ -32,6 +35,7 @@ from acclimate_service.state import (
 from acclimate_service.state.errors import StateCorrupt
 from acclimate_service.state.records import Attempt, Basis, Committed
 from acclimate_service.state.redis.embedded import EmbeddedRedis
+from acclimate_service.state.tasks import Logged
 
 MODEL = MODELS[0]
 NEVER_MS = 3_600_000
@@ -230,6 +234,74 @@ async def nothing_to_reset_but_a_copy_is_on_its_way(lab: Lab, profile: Profile) 
     return ["what was called not committed is stored"] if said is False else []
 
 
+class Telling:
+    """One client's labels, which replicas tell, and what comes between one exchange of it and the next."""
+
+    def __init__(self, lab: Lab, profile: Profile) -> None:
+        self.bench = Bench(lab, profile)
+        wire = self.bench.store(Planned(), Limits())._wire
+        self.pools = Pools(Counts, wire, Limits(), MODEL, self.bench.client.tenant)
+
+    async def begin(self) -> str:
+        """A life of the client, in which it has told nothing yet."""
+        return (await self.bench.session().apply(fresh(), batch_of(b"1"))).life
+
+    async def tell(self, life: str, wins: int) -> None:
+        told = {"life": life, "seq": wins, "born": life, "counts": Counts(wins, labelled=wins, adapted_right=wins)}
+        await Fleet(self.pools, "adapt", Logged()).tell(self.bench.client, CONFIG, **told)
+
+    async def end(self) -> None:
+        """Another replica deletes the client."""
+        await self.bench.session().delete()
+        await self.pools.forget(self.bench.client)
+
+    async def next_life(self) -> None:
+        await self.end()
+        await self.tell(await self.begin(), 7)
+
+    async def overtaken(self, exchange: str, *, after: bool, meanwhile: Callable[[], Awaitable[None]]) -> int:
+        """Tell labels while this happens before or after an exchange; wins of the client that are counted then."""
+        late, plain = await self.begin(), getattr(self.pools, exchange)
+
+        async def interrupted(*args: Any) -> Any:
+            delattr(self.pools, exchange)
+            done = await plain(*args) if after else None
+            await meanwhile()
+            return done if after else await plain(*args)
+
+        setattr(self.pools, exchange, interrupted)
+        await self.tell(late, 3)
+        share = await self.pools.share(self.bench.client, CONFIG)
+        return share.counts.wins if share else 0
+
+
+async def told_just_after_a_delete(lab: Lab, profile: Profile) -> list[str]:
+    """A replica that has asked for the life of a client tells its labels once another one has deleted it."""
+    telling = Telling(lab, profile)
+    counted = await telling.overtaken("tell", after=False, meanwhile=telling.end)
+    return [f"{counted} rows of nobody count"] if counted else []
+
+
+async def told_into_the_next_life(lab: Lab, profile: Profile) -> list[str]:
+    """The same, when the client has begun again and told labels of its next life."""
+    return await _spared(Telling(lab, profile), "tell", after=False)
+
+
+async def asked_for_in_the_next_life(lab: Lab, profile: Profile) -> list[str]:
+    """The same, when it does so as soon as its life was asked for."""
+    return await _spared(Telling(lab, profile), "life", after=True)
+
+
+async def forgotten_in_the_next_life(lab: Lab, profile: Profile) -> list[str]:
+    """What was told too late is taken back when the client has told labels of its next life."""
+    return await _spared(Telling(lab, profile), "tell", after=True)
+
+
+async def _spared(telling: Telling, exchange: str, *, after: bool) -> list[str]:
+    counted = await telling.overtaken(exchange, after=after, meanwhile=telling.next_life)
+    return [] if counted == 7 else [f"{counted} rows of the next life count, and 7 were told"]
+
+
 async def killed_server(directory: Path, seeds: range, *, durable: bool = True, kills: int = 3) -> Report:
     """cx 22, I1: Redis is killed under running histories; without an append-only file it loses what it acknowledged."""
     async with EmbeddedRedis(directory, appendfsync="always") as server, open_lab(server.url) as lab:
@@ -273,4 +345,8 @@ SCENARIOS = (
     admitted_before_a_delete,
     refused_but_a_copy_is_on_its_way,
     nothing_to_reset_but_a_copy_is_on_its_way,
+    told_just_after_a_delete,
+    told_into_the_next_life,
+    asked_for_in_the_next_life,
+    forgotten_in_the_next_life,
 )

@@ -143,6 +143,18 @@ async def settle_other_model(self: Repeats[ToyState], request: Request, loaded: 
 # Evidence
 
 
+async def tell_and_leave(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
+    known = await self._pools.share(client, configuration)
+    if await self._pools.life(client) == told["life"]:
+        share = Share(told["life"], told["seq"], told["born"], told["counts"])
+        await self._pools.tell(client, configuration, share, known.life if known else "")
+
+
+async def tell_over_a_later_life(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
+    if await self._pools.life(client) == told["life"]:
+        await tell_unasked(self, client, configuration, **told)
+
+
 async def tell_unasked(self: Heard[Any], client: Any, configuration: str, **told: Any) -> None:
     share = Share(told["life"], told["seq"], told["born"], told["counts"])
     known = await self._pools.share(client, configuration)

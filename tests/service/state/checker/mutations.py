@@ -257,4 +257,12 @@ RULE_T = Profile(edits=(Edit("load", "redis.call('HGET', keys.head, 'snap') == s
 LIFE = Profile(
     edits=(Edit("commit", "local refusal = refuse_life(registry, ask.life, keys.head)\n", "local refusal\n"),)
 )
+TOLD_AFTER = Profile(patches=(Patch(Heard, "tell", flows.tell_and_leave),))
+TOLD_OVER = Profile(
+    edits=(Edit("pool_tell", "if owner ~= life and owner ~= over then return {'OK', 'CHANGED'} end\n"),)
+)
+KNOWN_AFTER = Profile(patches=(Patch(Heard, "tell", flows.tell_over_a_later_life),))
+FORGOTTEN = Profile(
+    edits=(Edit("pool_forget", "share and (life == '' or string.match(share, '^(.-)|') == life)", "share"),)
+)
 S2 = Profile(patches=(Patch(wire, "_effect", lambda unsettled: False), Patch(Reply, "effect", False)))
