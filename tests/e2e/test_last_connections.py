@@ -1,5 +1,6 @@
 """A replica closes its port: who is connected by then is answered, though not accepted yet."""
 
+import asyncio
 import signal
 import socket
 import sys
@@ -8,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from acclimate_service.http.server import refuse_newcomers
+from acclimate_service.http.server import LAST_IN_S, let_last_in, refuse_newcomers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can drop handshakes at a listening socket")
 LEAD_S = 2.0
@@ -74,3 +75,43 @@ def test_a_listener_that_refuses_newcomers_still_has_those_who_were_there(family
             listener.setblocking(False)
             with pytest.raises(BlockingIOError):
                 listener.accept()
+
+
+@pytest.mark.parametrize("busy_at", [{"accept"}, {"connection_made"}, {"accept", "connection_made"}], ids=str)
+def test_whoever_is_accepted_by_a_busy_loop_is_read_from_before_it_ends(busy_at):
+    """The loop is held up for longer than a round of waiting, before it accepts or before it reads."""
+
+    class Connection(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+            connections.append(self)
+            if "connection_made" in busy_at:
+                time.sleep(2 * LAST_IN_S)
+
+        def data_received(self, data):
+            read.append(data)
+
+    async def connect_and_end(listener):
+        for _ in range(3):
+            callers.append(socket.create_connection(listener.getsockname()))
+            callers[-1].sendall(b"batch")
+        await let_last_in([listener])
+        for each in connections:
+            each.transport.close()
+        await asyncio.sleep(0)
+
+    async def serve(listener):
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Connection, sock=listener)
+        end = loop.create_task(connect_and_end(listener))
+        if "accept" in busy_at:
+            loop.call_soon(time.sleep, 2 * LAST_IN_S)  # in the same round, before the loop looks at the listener
+        await end
+        server.close()
+
+    connections, callers, read = [], [], []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asyncio.run(serve(listener))
+    for caller in callers:
+        caller.close()
+    assert read == [b"batch"] * 3

@@ -23,6 +23,8 @@ LAST_IN_S = 0.1
 """Time for handshakes under way to end, and for the requests that follow them to come."""
 LAST_IN_ROUNDS = 10
 """So many times at most, should the loop be too busy to accept all within the first."""
+QUIET_ROUNDS = 2
+"""So many in a row in which nobody waited: what a busy loop accepts in one round it reads from in the next."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -68,16 +70,19 @@ def allow_files() -> None:
 async def let_last_in(listeners: list[socket.socket]) -> None:
     """Have the running loop accept every connection that its peer takes for made, so that closing resets none.
 
-    The kernel resets what is connected but not accepted when its listener closes. A balancer cannot know that nobody
-    looked at its request, and repeats no POST. Whose SYN is dropped sends it again after 1 s, and then meets a closed
-    port or the next process: nothing was sent, so the balancer may turn elsewhere. Without Linux this does nothing.
+    The kernel resets what is connected but not accepted when its listener closes, and what is accepted when it closes
+    with bytes that nobody read. A balancer cannot know that nobody looked at its request, and repeats no POST. Whose
+    SYN is dropped sends it again after 1 s, and then meets a closed port or the next process: nothing was sent, so the
+    balancer may turn elsewhere. Without Linux this does nothing.
     """
     if sys.platform == "linux":
         for listener in listeners:
             refuse_newcomers(listener)
+        quiet = 0
         for _ in range(LAST_IN_ROUNDS):
             await asyncio.sleep(LAST_IN_S)
-            if not any(map(_has_waiting, listeners)):
+            quiet = 0 if any(map(_has_waiting, listeners)) else quiet + 1
+            if quiet == QUIET_ROUNDS:
                 break
 
 
