@@ -214,8 +214,11 @@ def _candidates(asked: str | None, model: FrozenModel) -> list[str]:
             if lacking:
                 raise LearningError(f"{name} needs {', '.join(lacking)}, which the bundle does not have")
         return names
-    everything = [*sorted(ADAPTERS), *CHAINS]
-    return [n for n in everything if n not in NOT_UNASKED and not missing(create(n), model)]
+    unasked = {n: missing(create(n), model) for n in (*sorted(ADAPTERS), *CHAINS) if n not in NOT_UNASKED}
+    left_out = [f"{name} lacks {', '.join(absent)}" for name, absent in unasked.items() if absent]
+    if left_out:
+        print(f"not judged: {'; '.join(left_out)}")
+    return [name for name, absent in unasked.items() if not absent]
 
 
 def _settings(arguments: argparse.Namespace, bundle: Bundle, names: Sequence[str]) -> dict[str, Options]:

@@ -53,13 +53,13 @@ GRIDS: Final[Mapping[str, Callable[[FrozenModel], Iterator[Options]]]] = {
 
 
 def blocks(model: FrozenModel) -> tuple[tuple[str, ...], ...]:
-    """The layers with parameters in at most `BLOCKS` consecutive parts of equally many, and the classifier alone."""
+    """The layers with parameters in at most `BLOCKS` consecutive parts of equally many, and any classifier alone."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.parameters))
     below = [layer for layer in layers if layer != model.classifier]
     count = min(BLOCKS, len(below))
     ends = [round(number * len(below) / count) for number in range(count + 1)] if count else [0]
     parts = [tuple(below[a:b]) for a, b in pairwise(ends)]
-    return (*parts, (model.classifier,))
+    return tuple(parts) if model.classifier is None else (*parts, (model.classifier,))
 
 
 def choose_settings(

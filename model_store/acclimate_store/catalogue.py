@@ -105,9 +105,12 @@ class Catalogue:
         """
         manifest = self.manifest(name, version)
         directory = self.directory(BundleKey(manifest.name, manifest.version))
-        weight = read_tensors(directory, MODEL_FILE).get(f"{manifest.classifier}.weight")
         moments = read_source(directory, manifest.input).moments
-        return manifest.default(servable=bool(moments) and weight is not None and weight.dim() == 2)
+        linear = False
+        if manifest.classifier is not None:
+            weight = read_tensors(directory, MODEL_FILE).get(f"{manifest.classifier}.weight")
+            linear = weight is not None and weight.dim() == 2
+        return manifest.default(servable=bool(moments) and linear)
 
     def load(
         self,

@@ -149,7 +149,8 @@ def _report(created: Created) -> str:
     manifest, anatomy = created.manifest, created.anatomy
     resize = manifest.input.resize
     files = "image files must have this size" if resize is None else f"image files: {_rule(resize)}"
-    norms = f"{len(anatomy.norms)} layers" if anatomy.norms else "none: bn_adapt and tent cannot be served"
+    norms = f"{len(anatomy.norms)} layers" if anatomy.norms else "none"
+    last = "none" if anatomy.classifier is None else f"{anatomy.classifier}: {anatomy.features} features"
     if anatomy.without_statistics:
         norms += f"; without running statistics, and so not adapted: {', '.join(anatomy.without_statistics)}"
     lines = [
@@ -157,10 +158,15 @@ def _report(created: Created) -> str:
         *(f"  weights     {note}" for note in created.notes),
         f"  input       {'x'.join(map(str, anatomy.shape))}, mean {_list(manifest.input.mean)}, "
         f"std {_list(manifest.input.std)}; {files}",
-        f"  classifier  {anatomy.classifier}: {anatomy.features} features, {anatomy.classes} classes "
+        f"  classifier  {last}, {anatomy.classes} classes "
         f"({', '.join(manifest.classes[:4])}{', ...' if anatomy.classes > 4 else ''})",
         f"  BatchNorm   {norms}",
     ]
+    if anatomy.classifier is None:
+        lines.append("  note        no linear layer gives the answer, and no 1x1 convolution a map whose mean it is")
+    if created.unservable:
+        absent = ", ".join(f"{name} ({', '.join(lacking)})" for name, lacking in created.unservable.items())
+        lines.append(f"  not served  for want of what the network has not: {absent}")
     if manifest.architecture.partition(":")[0] not in FAMILIES:
         lines.append(f"  to serve    ACCLIMATE_ALLOWED_IMPORTS='[\"{manifest.architecture}\"]'")
     return "\n".join(lines)

@@ -74,7 +74,7 @@ def _difference(part: str, before: Manifest, after: Manifest) -> str:
         case "architecture":
             return "other options of the architecture"
         case "classifier":
-            return f"other classifier (was {before.classifier}, is {after.classifier})"
+            return f"other classifier (was {before.classifier or 'none'}, is {after.classifier or 'none'})"
     return f"other {part}"
 
 

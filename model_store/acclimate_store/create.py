@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from pydantic import JsonValue, ValidationError
 from torch import nn
 
-from acclimate_adapters import Source
+from acclimate_adapters import ADAPTERS, FrozenModel, Source, create, missing
 from acclimate_store.architectures import FAMILIES, LogitsOf, build, constructor_of, require_extra
 from acclimate_store.bundle import write_bundle
 from acclimate_store.catalogue import BundleKey
@@ -41,7 +41,7 @@ class Description:
         mean: per channel, for pixels in 0..1; a single number stands for all channels.
         std: likewise.
         resize: how image files become the size of the input; None takes files of that size alone.
-        classifier: name of the last linear layer.
+        classifier: name of the last layer.
         accuracy: 0..1, that the network should have on labelled images; `measure` compares.
     """
 
@@ -59,12 +59,16 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A new bundle, what was found, and what was recognised in the file of its weights."""
+    """A new bundle, what was found, and what was recognised in the file of its weights.
+
+    `unservable` are the adapters that it cannot have whatever is measured and learned, with what the network lacks.
+    """
 
     directory: Path
     manifest: Manifest
     anatomy: Anatomy
     notes: tuple[str, ...]
+    unservable: Mapping[str, tuple[str, ...]]
 
 
 def create_model(root: Path, key: BundleKey, description: Description, licence: str = "not stated") -> Created:
@@ -93,7 +97,14 @@ def create_model(root: Path, key: BundleKey, description: Description, licence: 
     manifest = _manifest(key, told, said, anatomy, licence)
     source = Source(prior=torch.full((anatomy.classes,), 1 / anatomy.classes))
     directory = write_bundle(root, manifest, net, source, allowed_imports=allowed)
-    return Created(directory, manifest, anatomy, notes)
+    model = FrozenModel.from_module(net, classifier=anatomy.classifier, source=source)
+    return Created(directory, manifest, anatomy, notes, _unservable(model))
+
+
+def _unservable(model: FrozenModel) -> dict[str, tuple[str, ...]]:
+    quantities = {field.name for field in fields(Source)}
+    lacking = {name: set(missing(create(name), model)) - quantities for name in sorted(ADAPTERS)}
+    return {name: tuple(sorted(each)) for name, each in lacking.items() if each}
 
 
 def _completed(told: Description) -> Description:

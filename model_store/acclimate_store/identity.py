@@ -74,7 +74,7 @@ def identity_of(manifest: Manifest, content: str, source: Source) -> Identity:
     parts = {
         "weights": manifest.files[MODEL_FILE],
         "architecture": _digest([manifest.architecture, dict(manifest.architecture_options)]),
-        "classifier": manifest.classifier,
+        "classifier": manifest.classifier or "",
         "input": _digest(manifest.input.model_dump(mode="json")),
         "classes": _digest(list(manifest.classes)),
     }

@@ -25,15 +25,16 @@ class Anatomy:
 
     Args:
         shape: channels, height and width of an input.
-        classifier: name of the layer that gives the logits: linear, or a 1x1 convolution whose map of them is averaged.
-        features: width of its input.
-        classes: of its output.
+        classifier: name of the layer that gives the logits: linear, or a 1x1 convolution whose map of them is averaged;
+            None if no such layer does.
+        features: width of its input; 0 without one.
+        classes: of the answer.
         norms: BatchNorm layers that keep running statistics.
         without_statistics: BatchNorm layers that keep none, and cannot be adapted.
     """
 
     shape: Shape
-    classifier: str
+    classifier: str | None
     features: int
     classes: int
     norms: tuple[str, ...]
@@ -49,7 +50,8 @@ def inspect_network(net: nn.Module, shape: Shape, classifier: str | None = None)
         classifier: where it is said and not to be found.
 
     Raises:
-        ArchitectureError: the pass fails, the answer is not logits [B, K], or no classifier gives them.
+        ArchitectureError: the pass fails, the answer is not logits [B, K], or the classifier that was said does not
+            give them.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), _noting_outputs(net) as outputs:
@@ -59,19 +61,13 @@ def inspect_network(net: nn.Module, shape: Shape, classifier: str | None = None)
             raise ArchitectureError(f"the network fails on a batch of shape {[*x.shape]}: {error}") from error
     _require_logits(logits)
     name = classifier or _classifier(net, outputs, logits)
-    head = dict(net.named_modules()).get(name)
-    if not _may_classify(head):
-        raise ArchitectureError(
-            f"{name} is no linear layer of the network and no 1x1 convolution; {_linear_layers(net)}"
-        )
-    if name not in outputs or not _gives(outputs[name], logits):
-        raise ArchitectureError(f"the answer of the network is not what its layer {name} gives; {_linear_layers(net)}")
+    head = _head(net, name, outputs, logits) if name else None
     norms = [(n, m) for n, m in net.named_modules() if isinstance(m, _BatchNorm)]
     return Anatomy(
         shape=shape,
-        classifier=name,
-        features=head.weight.shape[1],
-        classes=head.weight.shape[0],
+        classifier=name or None,
+        features=head.weight.shape[1] if head else 0,
+        classes=logits.shape[1],
         norms=tuple(n for n, m in norms if m.running_mean is not None),
         without_statistics=tuple(n for n, m in norms if m.running_mean is None),
     )
@@ -110,8 +106,8 @@ def _require_logits(logits: Any) -> None:
         raise ArchitectureError("the network answers noise with non-finite logits; check its weights")
 
 
-def _classifier(net: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str:
-    """Name of the layer that gives the logits, the last one if several do."""
+def _classifier(net: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> str | None:
+    """Name of the layer that gives the logits, the last one if several do; None if none does."""
     found = [name for name, output in outputs.items() if _gives(output, logits)]
     if found:
         return found[-1]
@@ -123,10 +119,23 @@ def _classifier(net: nn.Module, outputs: dict[str, Tensor], logits: Tensor) -> s
                     f"the network answers with the {function} of its layer {name}; leave that function out, adapters "
                     "need the logits themselves"
                 )
-    raise ArchitectureError(
-        f"no linear layer gives the answer of the network, and no 1x1 convolution the map whose mean it is; "
-        f"{_linear_layers(net)}. Give it a linear layer on pooled features"
-    )
+    if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones(len(logits)), atol=1e-4):
+        raise ArchitectureError(
+            "the network answers with probabilities; leave the last softmax out, adapters need the logits themselves"
+        )
+    return None
+
+
+def _head(net: nn.Module, name: str, outputs: dict[str, Tensor], logits: Tensor) -> nn.Linear | nn.Conv2d:
+    """The layer of that name, which gives the logits; raises ArchitectureError if it does not."""
+    head = dict(net.named_modules()).get(name)
+    if not _may_classify(head):
+        raise ArchitectureError(
+            f"{name} is no linear layer of the network and no 1x1 convolution; {_linear_layers(net)}"
+        )
+    if name not in outputs or not _gives(outputs[name], logits):
+        raise ArchitectureError(f"the answer of the network is not what its layer {name} gives; {_linear_layers(net)}")
+    return head
 
 
 def _may_classify(module: nn.Module | None) -> TypeGuard[nn.Linear | nn.Conv2d]:

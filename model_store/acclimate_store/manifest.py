@@ -258,11 +258,11 @@ class Manifest(Record):
 
     `architecture` is a registered name such as `acclimate:shallow_cnn` or `torchvision:resnet18`, or an import path
     `module:callable` that the operator allows (see `architectures.build`). It is called with `architecture_options`.
-    `classifier` is the module name of the last layer. `files` maps every other file of the bundle to its sha256; those
-    of `files.GRAPHS` among them are passes of the model for ONNX Runtime. `metrics` are free: name to value.
-    `measured` is there once labelled images were seen. `evidence` is that of the adapter that is to be the default,
-    which it is if the evidence suffices. `settings` are hyper-parameters that adapters have here unless others are
-    named, with what they gain. `provenance` says in words how the bundle was made.
+    `classifier` is the module name of the last layer, null if that is none that adapters can look into. `files` maps
+    every other file of the bundle to its sha256; those of `files.GRAPHS` among them are passes of the model for ONNX
+    Runtime. `metrics` are free: name to value. `measured` is there once labelled images were seen. `evidence` is that
+    of the adapter that is to be the default, which it is if the evidence suffices. `settings` are hyper-parameters that
+    adapters have here unless others are named, with what they gain. `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]
@@ -270,7 +270,7 @@ class Manifest(Record):
     version: BareName
     architecture: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*$")]
     architecture_options: Annotated[Mapping[str, JsonValue], AfterValidator(_finite)] = Field(default_factory=dict)
-    classifier: Text
+    classifier: Text | None
     input: InputSpec
     classes: Annotated[tuple[Text, ...], Field(min_length=2)]
     files: Mapping[InnerPath, Sha256]

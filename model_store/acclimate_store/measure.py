@@ -119,6 +119,8 @@ def measure(
     model = model_with(catalogue, key, source)
     graphs, notes = graphs_where_possible(model, spec.shape) if choices.graphs else ({}, ())
     publish(catalogue, key, manifest, source, graphs)
+    if model.classifier is None:
+        notes = (*notes, "no prototypes and no descriptor: the network ends in no classifier whose input they are of")
     few = [name for name, rows in zip(classes, measured.rows, strict=True) if rows < FEW]
     if few:
         notes = (*notes, f"few images ({FEW} or more are wanted) of {', '.join(few[:5])}{', ...' if few[5:] else ''}: "
@@ -188,7 +190,7 @@ class _Sums:
 
     def source(self, origin: Source, prior: PriorChoice) -> Source:
         """The source with all that was measured; its rates are kept."""
-        rows = self._moments.sums.rows.cpu()
+        rows, has_features = self._moments.sums.rows.cpu(), self._bundle.model.classifier is not None
         shares = rows / rows.sum() if prior == "data" else torch.full_like(rows, 1 / len(rows))
         sums = MomentSums(rows, {layer: each.cpu() for layer, each in self._moments.sums.layers.items()})
         drawn = [entry for anchors in self._anchors for entry in anchors.kept]
@@ -200,8 +202,8 @@ class _Sums:
             origin,
             prior=shares.float(),
             confusion={mode: (counts / rows).float() for mode, counts in self._confusion.items()},
-            prototypes=(self._features / rows.unsqueeze(1)).float(),
-            descriptor=(self._features.sum(0) / rows.sum()).float(),
+            prototypes=(self._features / rows.unsqueeze(1)).float() if has_features else None,
+            descriptor=(self._features.sum(0) / rows.sum()).float() if has_features else None,
             anchors=anchors,
             moments=moments_from_sums(sums, shares) if sums.layers else {},
         )

@@ -42,6 +42,10 @@ class Pair(Wide):
     def forward(self, x):
         return super().forward(x), x
 
+class Square(Wide):
+    def forward(self, x):
+        return super().forward(x).square().softmax(-1)
+
 class Convolutional(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -109,7 +113,8 @@ def test_a_vision_transformer_says_the_size_it_takes(acclimate: Acclimate, capsy
     out = capsys.readouterr().out
     assert "input       3x32x32" in out
     assert "classifier  heads.head: 16 features, 3 classes (a, b, c)" in out
-    assert "BatchNorm   none: bn_adapt and tent cannot be served" in out
+    assert "BatchNorm   none\n" in out
+    assert "not served  for want of what the network has not: bn_adapt (batch_norm), consensus (batch_norm)\n" in out
     assert """to serve    ACCLIMATE_ALLOWED_IMPORTS='["vit:Net"]'""" in out
 
 
@@ -243,16 +248,31 @@ def test_what_cannot_be_known_or_done_is_said_and_nothing_is_published(
     [
         ("Soft", ("--size", "32"), "answers with the softmax of its layer head; leave that function out"),
         ("Pair", ("--size", "32"), "answers with a tuple; wrap it"),
-        ("Convolutional", ("--size", "32"), "and no 1x1 convolution the map whose mean it is"),
+        ("Square", ("--size", "32"), "answers with probabilities; leave the last softmax out"),
         ("Flat", ("--size", "20x30"), "no convolution that would tell its channels; give --size CxHxW"),
     ],
 )
 def test_networks_that_cannot_be_adapted_are_told_why(
     name: str, words: tuple[str, ...], message: str, acclimate: Acclimate, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = {"num_classes": 4} if name in ("Soft", "Pair") else {}
+    changes = {"num_classes": 4} if name != "Flat" else {}
     assert acclimate(*own(name, **changes), *words, "--mean", "0", "--std", "1") == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_network_without_a_classifier_is_published_and_said_to_be_one(
+    acclimate: Acclimate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*own("Convolutional"), "--size", "32", "--mean", "0", "--std", "1")
+    assert acclimate(*words) == 0
+    out = capsys.readouterr().out
+    assert "classifier  none, 4 classes (class-0, class-1, class-2, class-3)\n" in out
+    assert "note        no linear layer gives the answer, and no 1x1 convolution a map whose mean it is\n" in out
+    (line,) = [line for line in out.splitlines() if "not served" in line]
+    assert all(f"{name} (classifier)" in line for name in ("fedthe", "fedthe_plus", "shot", "surgical"))
+    assert "t3a (linear_classifier)" in line
+    assert "em" not in line.split()
+    assert answers("own", torch.rand(2, 3, 32, 32), "own_nets:Convolutional").shape == (2, 4)
 
 
 def test_a_network_without_convolution_takes_the_channels_of_its_size(acclimate: Acclimate) -> None:

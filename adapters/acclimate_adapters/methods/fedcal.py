@@ -105,8 +105,8 @@ class FedCal:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The prior, and prototypes when it matches features."""
-        return frozenset({"prior", *(("prototypes",) if self.estimator == "fm" else ())})
+        """The prior, and prototypes and features to match them with by fm."""
+        return frozenset({"prior", *(("classifier", "prototypes") if self.estimator == "fm" else ())})
 
     @property
     def learns(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.cost import Cost, gradient_pass
 from acclimate_adapters.functional import at_least_float32, entropy
 from acclimate_adapters.hyperparameters import check, choice, real
@@ -50,7 +50,7 @@ class Shot:
 
     name: ClassVar[str] = "shot"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"gradients"})
+    needs: ClassVar[frozenset[str]] = frozenset({"classifier", "gradients"})
 
     lr: float = real(1e-3, low=0.0, high=100.0, doc="step size")
     beta: float = real(0.3, low=0.0, high=10.0, doc="weight of the pseudo-labels; 0 leaves them out")
@@ -64,6 +64,7 @@ class Shot:
 
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet: the global parameters, the classifier's left out."""
+        require(self, model)
         tensors = {name: at_least_float32(model.tensor(name)) for name in extractor_parameters(model)}
         return State(self.name, self.layout, model.content_hash, tensors=tensors)
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from acclimate_adapters.adapter import Step, require_state
+from acclimate_adapters.adapter import Step, require, require_state
 from acclimate_adapters.cost import Cost, forward_pass, gradient_pass
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_adapters.functional import entropy
@@ -45,7 +45,6 @@ class Surgical:
 
     name: ClassVar[str] = "surgical"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"gradients"})
     shows_frozen: ClassVar[bool] = True
 
     modules: tuple[str, ...] = names(doc="layers or tensors to adapt; the classifier when empty")
@@ -55,8 +54,14 @@ class Surgical:
         """Refuse hyper-parameters out of range."""
         check(self)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """Gradients, and a classifier where no layers are named."""
+        return frozenset({"gradients", *(() if self.modules else ("classifier",))})
+
     def init(self, model: FrozenModel) -> State:
         """The state of a client that has sent nothing yet; it only counts batches."""
+        require(self, model)
         block_parameters(model, self.modules)
         return State(self.name, self.layout, model.content_hash)
 
@@ -86,7 +91,7 @@ def block_parameters(model: FrozenModel, modules: tuple[str, ...] = ()) -> tuple
     Raises:
         ConfigurationError: a name fits no parameter; running statistics are none.
     """
-    wanted = modules or (model.classifier,)
+    wanted = modules or (() if model.classifier is None else (model.classifier,))
     fitting = {m: [name for name in model.parameters if name == m or name.startswith(f"{m}.")] for m in wanted}
     unknown = [m for m, found in fitting.items() if not found]
     if unknown:

@@ -22,9 +22,9 @@ def ordinary(net: nn.Module) -> nn.Module:
     return net
 
 
-def content_hash(state_dict: Mapping[str, Tensor], classifier: str, source: Source) -> str:
+def content_hash(state_dict: Mapping[str, Tensor], classifier: str | None, source: Source) -> str:
     """16 hex digits over weights, running statistics, classifier name and source."""
-    digest = hashlib.sha256(classifier.encode())
+    digest = hashlib.sha256((classifier or "").encode())
     tensors = {f"net.{name}": t for name, t in state_dict.items() if not name.endswith("num_batches_tracked")}
     tensors |= {f"source.{name}": t for name, t in source.tensors().items()}
     for name, tensor in sorted(tensors.items()):

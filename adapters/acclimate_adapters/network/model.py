@@ -29,7 +29,7 @@ FEATURE_CHUNK = 128  # inputs per pass where any number may come at once
 class Pass:
     """What one forward pass yields."""
 
-    features: Tensor  # [B, d], the input of the classifier
+    features: Tensor  # [B, d], the input of the classifier; without one the logits
     logits: Tensor  # [B, K]
 
 
@@ -50,7 +50,8 @@ class FrozenModel:
 
     Attributes:
         classes: K, the number of classes.
-        feature_size: d, the width of the classifier's input.
+        classifier: name of the layer that gives the logits; None if no layer does that may be one.
+        feature_size: d, the width of the classifier's input; K without one, as the logits stand for features then.
         linear: whether the classifier is a linear layer; else it is a 1x1 convolution, whose map of logits is averaged.
         modules: names of all tensors that can be adapted: `parameters`, then `statistics`.
         parameters: names of weights and biases, in the order of the network.
@@ -65,7 +66,7 @@ class FrozenModel:
             hash is refused by a model with another.
     """
 
-    def __init__(self, net: nn.Module, classifier: str, source: Source, graphs: Graphs | None) -> None:
+    def __init__(self, net: nn.Module, classifier: str | None, source: Source, graphs: Graphs | None) -> None:
         """Take over a network that nobody else holds; callers use `from_module`."""
         self.content_hash = content_hash(net.state_dict(), classifier, source)
         self.classifier = classifier
@@ -81,9 +82,11 @@ class FrozenModel:
         self._buffers = {f"{norm.name}.{kind}": getattr(norm, kind) for norm in self._norms for kind in STATISTICS}
         self.parameters, self.statistics = tuple(self._parameters), tuple(self._buffers)
         self.modules = (*self.parameters, *self.statistics)
-        weight = self._parameters[f"{classifier}.weight"]
-        self.classes, self.feature_size = weight.shape[:2]
-        self.linear = weight.dim() == 2
+        if not self.parameters:
+            raise ConfigurationError("the network has no parameters")
+        self._last = self._parameters[self.parameters[-1] if classifier is None else f"{classifier}.weight"]
+        self.classes, self.feature_size = self._last.shape[:2] if classifier else [len(source.prior)] * 2
+        self.linear = classifier is not None and self._last.dim() == 2
         self.source = source
         self.graphs = graphs or graphs_for(self.device)
         self.runtime: Runtime | None = None
@@ -92,18 +95,21 @@ class FrozenModel:
         self.anchor_features = self._anchor_features()
 
     @classmethod
-    def from_module(cls, net: nn.Module, *, classifier: str, source: Source, graphs: Graphs | None = None) -> Self:
+    def from_module(
+        cls, net: nn.Module, *, classifier: str | None, source: Source, graphs: Graphs | None = None
+    ) -> Self:
         """Freeze a copy of a network.
 
         Args:
             net: maps x [B, C, H, W] to logits [B, K]; copied, so later changes to it have no effect.
-            classifier: name of its last layer, linear or a 1x1 convolution, whose input are the features.
+            classifier: name of its last layer, linear or a 1x1 convolution, whose input are the features; None if it
+                ends in something else.
             source: quantities of the training side.
             graphs: of this model alone; by default those of its device.
 
         Raises:
-            ConfigurationError: the classifier is no such layer, a weight is not finite, or the source speaks of
-                other classes, features or modules than the network has.
+            ConfigurationError: the classifier is no such layer, there are no parameters, a weight is not finite, or the
+                source speaks of other classes, features or modules than the network has.
         """
         with torch.inference_mode(False):
             return cls(ordinary(copy.deepcopy(net)).eval().requires_grad_(False), classifier, source, graphs)
@@ -148,25 +154,27 @@ class FrozenModel:
     def offers(self) -> frozenset[str]:
         """What adapters may need: the source quantities present, and what the network has.
 
-        That is "gradients", "linear_classifier", "batch_norm" and "normalisation".
+        That is "gradients", "classifier", "linear_classifier", "batch_norm" and "normalisation".
 
+        "classifier" is there if features lead to the logits, "linear_classifier" if by a linear layer.
         "batch_norm" is there with a BatchNorm layer that can be adapted, "normalisation" also with a LayerNorm or
         GroupNorm. Without BatchNorm there are no "moments" to measure, so none are missing.
         """
         normalising = {"normalisation"} if self._norms or self.row_norms else set()
-        classifier = {"linear_classifier"} if self.linear else set()
+        classifier = {"classifier"} if self.classifier is not None else set()
+        classifier |= {"linear_classifier"} if self.linear else set()
         statistics = {"batch_norm" if self._norms else "moments"}
         return self.source.present | {"gradients"} | classifier | statistics | normalising
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights."""
-        return self._parameters[f"{self.classifier}.weight"].dtype
+        return self._last.dtype
 
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return self._parameters[f"{self.classifier}.weight"].device
+        return self._last.device
 
     def derived(self, make: Callable[..., T], *arguments: Hashable) -> T:
         """What a function makes of this model and constants: computed once and kept, since a model never changes."""
@@ -251,11 +259,15 @@ class FrozenModel:
             raise
         except REFUSALS as error:
             raise InputError(f"the network cannot take a batch of shape {[*x.shape]}: {error}") from error
-        if probe.features is None or logits.shape != (x.shape[0], self.classes):
-            raise ConfigurationError(
-                f"the network must end in its classifier {self.classifier!r}: features [B, d] to logits [B, K]"
+        features = logits if self.classifier is None else probe.features
+        if features is None or logits.shape != (x.shape[0], self.classes):
+            end = (
+                "logits [B, K]"
+                if self.classifier is None
+                else f"its classifier {self.classifier!r}: features [B, d] to logits [B, K]"
             )
-        return Pass(probe.features, logits)
+            raise ConfigurationError(f"the network must end in {end}")
+        return Pass(features, logits)
 
     def _anchor_features(self) -> AnchorFeatures | None:
         if self.source.anchors is None:

@@ -114,8 +114,8 @@ class Probe:
 _running: ContextVar[Probe | None] = ContextVar("acclimate_probe", default=None)
 
 
-def instrument(net: nn.Module, classifier: str) -> tuple[str, ...]:
-    """Replace the BatchNorm layers and the classifier of a network that nobody else holds.
+def instrument(net: nn.Module, classifier: str | None) -> tuple[str, ...]:
+    """Replace the BatchNorm layers and the classifier, if there is one, of a network that nobody else holds.
 
     Returns:
         Names of the BatchNorm layers that keep no running statistics and therefore cannot be adapted; they stay.
@@ -123,17 +123,8 @@ def instrument(net: nn.Module, classifier: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: there is no layer of that name which may be a classifier.
     """
-    head = dict(net.named_modules()).get(classifier)
-    if isinstance(head, nn.Linear):
-        _replace(net, classifier, Head(head))
-    elif is_pointwise(head):
-        _replace(net, classifier, MapHead(head))
-    else:
-        linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-        raise ConfigurationError(
-            f"the classifier {classifier!r} is neither a linear layer of the network nor a 1x1 convolution; its linear "
-            f"layers are {linear}"
-        )
+    if classifier is not None:
+        _replace(net, classifier, _head(net, classifier))
     skipped = []
     for name, module in list(net.named_modules()):
         if isinstance(module, _BatchNorm):
@@ -142,6 +133,20 @@ def instrument(net: nn.Module, classifier: str) -> tuple[str, ...]:
             else:
                 _replace(net, name, Norm(name, module))
     return tuple(skipped)
+
+
+def _head(net: nn.Module, classifier: str) -> Head | MapHead:
+    """What takes the place of the classifier; raises ConfigurationError if it is no layer that may be one."""
+    layer = dict(net.named_modules()).get(classifier)
+    if isinstance(layer, nn.Linear):
+        return Head(layer)
+    if is_pointwise(layer):
+        return MapHead(layer)
+    linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    raise ConfigurationError(
+        f"the classifier {classifier!r} is neither a linear layer of the network nor a 1x1 convolution; its linear "
+        f"layers are {linear}"
+    )
 
 
 def is_pointwise(module: nn.Module | None) -> TypeGuard[nn.Conv2d]:

@@ -212,8 +212,8 @@ def _descend(model: FrozenModel, x: Tensor) -> float:
 
 
 def _step_of_head(model: FrozenModel, features: Tensor) -> float:
-    """A step of gradient descent of the classifier on given features."""
-    weight = model.tensor(f"{model.classifier}.weight").clone()
+    """A step of gradient descent of a linear classifier on given features."""
+    weight = features.new_zeros(model.classes, model.feature_size)
     slope = F.linear(features, weight).softmax(-1) / len(features)
     return weight.addmm_(slope.T, features, alpha=-1e-3).sum().item()
 

@@ -73,7 +73,7 @@ def test_class_without_a_prototype_keeps_its_training_prior() -> None:
 
 def test_matching_features_needs_prototypes_as_wide_as_the_features(logit_model: MakeModel) -> None:
     adapter = create("fedcal", estimator="fm")
-    assert adapter.needs == {"prototypes", "prior"}
+    assert adapter.needs == {"classifier", "prototypes", "prior"}
     assert create("fedcal").needs == {"prior"}
     with pytest.raises(MissingSource, match="prototypes"):
         adapter.init(logit_model(P_S))

@@ -9,7 +9,17 @@ import torch.nn.functional as F  # noqa: N812
 import torchvision
 from torch import Tensor, nn
 
-from acclimate_adapters import ConfigurationError, FrozenModel, InputError, MissingSource, Source, create, missing
+from acclimate_adapters import (
+    ADAPTERS,
+    ConfigurationError,
+    FrozenModel,
+    InputError,
+    MissingSource,
+    Source,
+    create,
+    guarded_step,
+    missing,
+)
 from acclimate_adapters.network.direction import direction
 
 UNIFORM3 = torch.full((3,), 1 / 3)
@@ -75,6 +85,41 @@ def test_other_convolutions_are_no_classifiers(layer: nn.Module) -> None:
     net = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(ConfigurationError, match="'0' is neither a linear layer of the network nor a 1x1 convolution"):
         FrozenModel.from_module(net, classifier="0", source=Source(prior=UNIFORM3))
+
+
+def test_without_a_classifier_the_logits_stand_for_features_and_whatever_needs_none_is_served(x: Tensor) -> None:
+    net = nn.Sequential(small_net(), nn.Hardtanh())
+    model = FrozenModel.from_module(net, classifier=None, source=Source(prior=UNIFORM3))
+    frozen = model.frozen(x)
+    torch.testing.assert_close(frozen.logits, net.eval()(x))
+    assert torch.equal(frozen.features, frozen.logits)
+    assert (model.classes, model.feature_size, model.linear) == (3, 3, False)
+    without = {name: missing(create(name), model) for name in ADAPTERS}
+    assert {name for name, lacking in without.items() if not lacking} >= {"none", "em", "tent", "bn_adapt", "memo"}
+    assert without["t3a"] == ("linear_classifier",)
+    assert without["shot"] == without["surgical"] == ("classifier",)
+    assert "classifier" in without["fedthe"]
+    for name in (name for name, lacking in without.items() if not lacking):
+        adapter = create(name)
+        answer = guarded_step(adapter, model, adapter.init(model), x)
+        assert answer.logits.shape == (len(x), 3)
+    for name in ("shot", "surgical"):
+        with pytest.raises(MissingSource, match=f"'{name}' needs classifier, which the model does not carry"):
+            create(name).init(model)
+    block = create("surgical", modules=("0.conv",))
+    assert block.step(model, block.init(model), x).logits.shape == (len(x), 3)
+
+
+def test_a_network_without_parameters_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the network has no parameters"):
+        FrozenModel.from_module(nn.Flatten(), classifier=None, source=Source(prior=UNIFORM3))
+
+
+def test_a_network_that_answers_otherwise_than_its_prior_is_refused_at_the_first_pass(x: Tensor) -> None:
+    net = nn.Sequential(small_net(), nn.Linear(3, 5), nn.Hardtanh())
+    model = FrozenModel.from_module(net, classifier=None, source=Source(prior=UNIFORM3))
+    with pytest.raises(ConfigurationError, match=r"the network must end in logits \[B, K\]"):
+        model.frozen(x)
 
 
 def test_later_changes_of_the_network_have_no_effect(x: Tensor) -> None:

@@ -1,7 +1,12 @@
 """What a step costs is estimated from the passes it takes, and what costs too much is refused in clear words."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+from torch import nn
+
+from acclimate_adapters import FrozenModel, Source
 from acclimate_adapters.cost import Cost, Runs, forward_pass, gradient_pass, head_step
 from acclimate_service.compute.adapters import Configurations, canonical
 from acclimate_service.compute.costs import Price, Prices, StepBudget
@@ -33,6 +38,22 @@ def test_calls_and_rows_add_up():
     cost = forward_pass(5).and_also(gradient_pass(3).times(2), head_step(4))
     assert cost == Cost(forward=Runs(1, 5), gradient=Runs(2, 6), head=Runs(1, 4))
     assert PRICES.seconds(cost) == pytest.approx(0.001 + 5 * 0.001 + 2 * 0.01 + 6 * 0.002 + 4e-6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "classifier"),
+    [
+        ((nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)), "3"),
+        ((nn.Conv2d(4, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "1"),
+        ((nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3), nn.Hardtanh()), None),
+    ],
+    ids=["linear", "convolution", "none"],
+)
+def test_prices_are_measured_whatever_the_network_ends_in(layers, classifier, serial):
+    source = Source(prior=torch.full((3,), 1 / 3))
+    model = FrozenModel.from_module(nn.Sequential(nn.Conv2d(1, 4, 3), *layers), classifier=classifier, source=source)
+    prices = Prices.measured(replace(serial.bundle, model=model))
+    assert prices.seconds(head_step(1000)) > 0
 
 
 def test_a_step_is_accepted_up_to_the_budget_and_told_how_many_images_would_be(budget):

@@ -67,7 +67,7 @@ class FedThe:
 
     name: ClassVar[str] = "fedthe"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"descriptor"})
+    needs: ClassVar[frozenset[str]] = frozenset({"classifier", "descriptor"})
     enrols: ClassVar[bool] = True
 
     alpha: float = real(0.1, low=0.0, high=1.0, doc="share of a new feature in the history")

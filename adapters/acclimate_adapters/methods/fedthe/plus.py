@@ -47,7 +47,7 @@ class FedThePlus:
 
     name: ClassVar[str] = "fedthe_plus"
     layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset({"descriptor", "gradients"})
+    needs: ClassVar[frozenset[str]] = frozenset({"classifier", "descriptor", "gradients"})
     enrols: ClassVar[bool] = True
 
     alpha: float = real(0.1, low=0.0, high=1.0, doc="share of a new feature in the history")
