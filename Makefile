@@ -3,8 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALL = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && $(BIN)/python -m pip install --quiet
-# One thread in each of the processes that tests run in; pytest-xdist says `auto` for one process per core.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal --numprocesses
+# One thread in each of the processes that tests run in, whose byte code is kept: each of them would compile everything.
+# pytest-xdist says `auto` for one process per core.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist worksteal --numprocesses
 INSTALLED := $(VENV)/.installed$(if $(CI),-ci)
 
 .PHONY: setup demo quick test test-slow check bench clean
@@ -24,8 +25,9 @@ demo: $(firstword $(wildcard $(INSTALLED)) $(VENV)/.demo)
 	$(BIN)/acclimate demo
 
 # What starts no service, no Redis and no process, and learns nothing.
+NO_QUICK := benchmarks deploy e2e golden gpu learning test_architecture.py test_how_tos.py test_readme.py
 quick: setup
-	$(PYTEST) auto -m "not integration and not slow and not gpu" tests/adapters tests/model_store tests/service tests/clients_sdk
+	$(PYTEST) auto -m "not integration and not slow and not gpu" $(NO_QUICK:%=--ignore=tests/%)
 
 # One process more than there are cores: a quarter of the time is spent on waiting for services to start and to end.
 test: setup

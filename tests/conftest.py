@@ -4,17 +4,15 @@ import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from acclimate_store.samples import load_streams
 
 STREAMS = Path(__file__).parents[1] / "model_store" / "samples" / "fashion-hybrid" / "streams.npz"
 Images = NDArray[np.uint8]
@@ -64,10 +62,20 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def labelled() -> Callable[[int, int], tuple[Images, NDArray[np.int64]]]:
+def recorded_streams() -> Sequence[Any]:
+    """Images and labels of every recorded client."""
+    from acclimate_store.samples import load_streams  # it imports torch, and the process that only hands out tests none
+
+    return load_streams(STREAMS)
+
+
+@pytest.fixture(scope="session")
+def labelled(recorded_streams: Sequence[Any]) -> Callable[[int, int], tuple[Images, NDArray[np.int64]]]:
     """The first images of one recorded client, with their labels."""
-    streams = load_streams(STREAMS)
-    return lambda client, number: (streams[client].images[:number], streams[client].labels[:number].astype(np.int64))
+    return lambda client, number: (
+        recorded_streams[client].images[:number],
+        recorded_streams[client].labels[:number].astype(np.int64),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -83,12 +91,11 @@ def shade() -> Callable[[int], Images]:
 
 
 @pytest.fixture(scope="session")
-def stream() -> Callable[..., list[Images]]:
+def stream(recorded_streams: Sequence[Any]) -> Callable[..., list[Images]]:
     """Batches of one recorded client, over and over."""
-    streams = load_streams(STREAMS)
 
     def batches(client: int, number: int, size: int = 10) -> list[Images]:
-        images = streams[client].images
+        images = recorded_streams[client].images
         return [images.take(range(i * size, (i + 1) * size), axis=0, mode="wrap") for i in range(number)]
 
     return batches

@@ -79,7 +79,7 @@ BODIES = {
     "a pickle in an npy": (npy(np.array([Bomb()], dtype=object)), NPY, 422, "wrong_dtype"),
     "malformed JSON": (b'{"images": [', JSON, 400, "malformed_body"),
     "JSON nested too deep": (b"[" * 100_000, JSON, 400, "malformed_body"),
-    "JSON of two million lists": (numbers([[] for _ in range(1_000_000)]), JSON, 413, "body_too_large"),
+    "JSON of two million lists": (b'{"images":[' + b"[]," * 999_999 + b"[]]}", JSON, 413, "body_too_large"),
     "JSON of two million numbers": (numbers([[0] * 2_000_000]), JSON, 413, "body_too_large"),
     "JSON that is no object": (b"[1, 2]", JSON, 422, "invalid_request"),
     "an unknown JSON field": (numbers([GREY.tolist()], model="x"), JSON, 422, "invalid_request"),
