@@ -127,20 +127,26 @@ class Replica:
     def sdk(self, **options: Any) -> Client:
         return Client(self.url, **{"max_retries": 0, **options})
 
-    def keys(self, client: str) -> dict[bytes, bytes]:
-        """Every Redis key of a client, in Redis' own serialisation, once nothing follows in the background.
+    def keys(self, client: str) -> dict[bytes, Any]:
+        """Every Redis key of a client and what is there, once nothing follows in the background.
 
         Leases are left out: they end by themselves after seconds.
         """
-        before: dict[bytes, bytes] | None = None
+        before: dict[bytes, Any] | None = None
         while (found := self._keys(client)) != before:
             before = found
             time.sleep(0.03)
         return found
 
-    def _keys(self, client: str) -> dict[bytes, bytes]:
+    def _keys(self, client: str) -> dict[bytes, Any]:
         found = self.redis.keys(f"acc:{{default/{client}}}:*")
-        return {key: self.redis.dump(key) for key in found if not key.endswith(b":l")}
+        read: dict[bytes, Callable[[bytes], Any]] = {
+            b"hash": self.redis.hgetall,
+            b"string": self.redis.get,
+            b"zset": lambda key: self.redis.zrange(key, 0, -1, withscores=True),
+        }
+        kinds = {key: self.redis.type(key) for key in found if not key.endswith(b":l")}
+        return {key: read[kind](key) for key, kind in kinds.items() if kind != b"none"}  # which is gone by now
 
     @contextmanager
     def at_work(self, client: str, *kept: Sessions) -> Iterator[None]:
