@@ -1,18 +1,52 @@
 """Metrics for Prometheus; no client id is ever a label."""
 
 import logging
+import platform
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from operator import itemgetter
+from typing import Final, Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import choose_encoder
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _REPLAY_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+_REDIS_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _TIERS = {"warm": "memory", "cold": "none", "reset": "none"}
 _log = logging.getLogger(__name__)
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge beside every counter, which says what `process_start_time_seconds` does
+PHASES: Final = ("parse", "decode", "queue", "compute", "store")
+"""On what a request spends its time: until it is read, of which decoding its body is a part, waiting for its turn, in
+the thread of torch, and waiting for Redis. Some of it may be at the same time."""
+Spell: TypeAlias = tuple[str, float, float]
+"""One of `PHASES`, its begin and its end (`time.monotonic()`)."""
+MOST_SPELLS: Final = 512
+"""Of a request that are remembered, the newest: what it began may go on for long after it."""
+SPELLS: ContextVar[deque[Spell] | None] = ContextVar("spells", default=None)
+"""What the present request was at so far; None where there is none."""
+
+
+def seconds_of(spells: Iterable[Spell]) -> dict[str, float]:
+    """How long each phase went on; what happened at the same time counts once."""
+    seconds, until = dict[str, float](), dict[str, float]()
+    for phase, began, ended in sorted(spells, key=itemgetter(1)):
+        since = max(began, until.get(phase, began))
+        seconds[phase] = seconds.get(phase, 0.0) + max(0.0, ended - since)
+        until[phase] = max(ended, since)
+    return seconds
 
 
 class Metrics:
@@ -21,17 +55,36 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         on = self.registry
-        self.requests = Counter("acclimate_requests", "Requests by route and status.", ["route", "status"], registry=on)
+        ProcessCollector(registry=on)
+        self._build = Info("acclimate_build", "What is running.", registry=on)
+        self.requests = Counter(
+            "acclimate_requests",
+            "Requests by method, route, model and status.",
+            ["method", "route", "model", "status"],
+            registry=on,
+        )
         self.request_seconds = Histogram(
             "acclimate_request_duration_seconds",
-            "Duration of requests by route.",
-            ["route"],
+            "Duration of requests by method, route and model.",
+            ["method", "route", "model"],
             buckets=_SECONDS,
             registry=on,
+        )
+        phases = Histogram(
+            "acclimate_phase_seconds",
+            "What requests spent their time on; decoding is a part of parsing.",
+            ["phase"],
+            buckets=_SECONDS,
+            registry=on,
+        )
+        self.phase_seconds = {phase: phases.labels(phase) for phase in PHASES}
+        self.redis_seconds = Histogram(
+            "acclimate_redis_seconds", "Duration of exchanges with Redis.", buckets=_REDIS_SECONDS, registry=on
         )
         self.step_seconds = Histogram(
             "acclimate_step_seconds",
             "Duration of adapter steps; those taken together are one.",
+            ["model", "adapter"],
             buckets=_SECONDS,
             registry=on,
         )
@@ -41,11 +94,13 @@ class Metrics:
         self.step_rows = Histogram(
             "acclimate_step_rows", "Images that were answered together.", buckets=_SIZES, registry=on
         )
-        self.rows = Counter("acclimate_rows", "Images answered.", registry=on)
+        self.rows = Counter("acclimate_rows", "Images answered.", ["model", "adapter"], registry=on)
         self.skipped_rows = Counter(
             "acclimate_skipped_rows", "Images that tell nothing: answered, not folded into a state.", registry=on
         )
-        self.fallbacks = Counter("acclimate_fallbacks", "Steps that the guard rails answered unadapted.", registry=on)
+        self.fallbacks = Counter(
+            "acclimate_fallbacks", "Steps that the guard rails answered unadapted.", ["model", "adapter"], registry=on
+        )
         self.waiting = Gauge("acclimate_waiting", "Batches in the queue or at work.", registry=on)
         self.labels = Counter("acclimate_labels", "Labels told, by what became of them.", ["result"], registry=on)
         self.guarded = Counter("acclimate_guarded_answers", "Answers of the frozen model.", ["because"], registry=on)
@@ -59,9 +114,14 @@ class Metrics:
         self.background = Background(on)
         self.ready = Gauge("acclimate_ready", "1 when the service answers batches.", registry=on)
 
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def runs(self, **versions: str) -> None:
+        """Say what is running: versions of the service and what it stands on."""
+        self._build.info({**versions, "python": platform.python_version()})
+
+    def render(self, accepted: str) -> tuple[bytes, str]:
+        """All metrics, and their media type: OpenMetrics or Prometheus' text, as an Accept header has it."""
+        encode, media_type = choose_encoder(accepted)
+        return encode(self.registry), media_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +198,10 @@ class StateMetrics:
         self._snapshots = Counter("acclimate_state_snapshots", "Background snapshots.", ["result"], registry=on)
         self._snapshot_bytes = Counter("acclimate_state_snapshot_bytes", "Bytes of snapshots.", registry=on)
         self.answers = Counter("acclimate_state_answers", "Where answers came from.", ["replayed"], registry=on)
-        self.unreplicated = Gauge(
+        self._unreplicated = Counter(
             "acclimate_state_unreplicated", "Writes that too few copies of Redis confirmed in time.", registry=on
         )
+        self._told = 0
         self.sessions = Gauge("acclimate_state_sessions", "Clients whose state is in memory.", registry=on)
         self.cache_bytes = Gauge("acclimate_state_cache_bytes", "Bytes of client state in memory.", registry=on)
         self.journal_entries = Gauge(
@@ -149,6 +210,11 @@ class StateMetrics:
         self.journal_bytes = Gauge(
             "acclimate_state_journal_bytes", "Bytes of the journals of the clients in memory.", registry=on
         )
+
+    def unreplicated(self, writes: int) -> None:
+        """So many writes were not confirmed in time since the start."""
+        self._unreplicated.inc(writes - self._told)
+        self._told = writes
 
     def found(self, status: str) -> None:
         """A request found its client's state."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -69,6 +70,8 @@ _LAST_STEP_S: Final = 1.0
 """Longest wait at the end for a step that nobody waits for any more."""
 _LONGEST_CENSUS_S: Final = 1.0
 """Of walking over all keys at the start; a second is enough for a million."""
+_ADAPTER: Final = re.compile(rb'"adapter":"([^"]+)"')
+"""Stands at the beginning of an answer."""
 _log = logging.getLogger(__name__)
 RETRY_WINDOW_MS: Final = 600_000
 """Longest time within which callers are expected to retry a request."""
@@ -119,6 +122,7 @@ class Service:
             if self.rates is not None:
                 await self._metered(batch.request.client.owner, len(batch.images))
             reply = await self.engine.predict(batch)
+            self._count(reply, len(batch.images))
         if reply.life and self.rounds.joins(reply.configuration):
             self.rounds.note(batch.request.client)
         if reply.life and reply.replayed == "none" and self.challengers is not None:
@@ -133,7 +137,9 @@ class Service:
         with self.admission.rows.hold(flow, len(images)), self.admission.backlog.hold(flow, seconds):
             if self.rates is not None:
                 await self._metered(caller.tenant, len(images))
-            return await self.engine.predict_frozen(images, parameters, caller)
+            reply = await self.engine.predict_frozen(images, parameters, caller)
+            self._count(reply, len(images))
+            return reply
 
     async def tell(self, request: ClientRequest, told: Sequence[Label] | Examples) -> Reply:
         """Count labels as `Feedback.tell` does, and tell them to the challengers."""
@@ -153,6 +159,10 @@ class Service:
             if self.rates is not None:
                 await self._metered(request.client.owner, len(examples.labels))
             return await self.clients.enroll(request, examples)
+
+    def _count(self, reply: Reply, images: int) -> None:
+        adapter = _ADAPTER.search(reply.answer)
+        self.metrics.rows.labels(self.bundle.manifest.name, adapter[1].decode() if adapter else "").inc(images)
 
     async def _metered(self, owner: str, images: int) -> None:
         """Count images against the rate of an owner of clients.
@@ -202,7 +212,7 @@ class Service:
         metrics.cache_bytes.set(sum(each.nbytes for each in every))
         metrics.journal_entries.set(sum(entries for entries, _ in journals))
         metrics.journal_bytes.set(sum(nbytes for _, nbytes in journals))
-        metrics.unreplicated.set(self.wire.unreplicated)
+        metrics.unreplicated(self.wire.unreplicated)
 
 
 class _Redis(NamedTuple):
@@ -243,13 +253,14 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
     """
     async with AsyncExitStack() as stack:  # closes what is opened, the last one first
         limits, metrics = _limits(settings), Metrics()
+        metrics.runs(version=version("acclimate"), torch=torch.__version__, device=settings.device)
         asyncio.get_running_loop().set_default_executor(pool())
         threads = settings.threads or min(torch.get_num_threads(), available_cores())
         worker = Worker(threads, overtaking=settings.device == "cpu")
         stack.callback(_close_worker, worker)
         low_priority = stack.enter_context(background())
         models = [await load_model(each, worker) for each in settings_by_model(settings)]
-        redis = await _open_redis(settings, limits, metrics.background, stack)
+        redis = await _open_redis(settings, limits, metrics, stack)
         admission = Admission(settings.max_waiting, settings.max_waiting_rows, settings.max_queue_ms / 1000)
         census = await _census(redis.wire)
         quota, tenant = settings.tenant_rows_per_minute, settings.tenant
@@ -353,18 +364,24 @@ def _close_worker(worker: Worker) -> None:
         _log.error("the device is still at one piece of work after %.0f s; it is given up", worker.busy_s)
 
 
-async def _open_redis(settings: Settings, limits: Limits, watch: Background, stack: AsyncExitStack) -> _Redis:
+async def _open_redis(settings: Settings, limits: Limits, metrics: Metrics, stack: AsyncExitStack) -> _Redis:
     """Reach Redis, or start a private one; raises as `open_service`."""
     url, private = settings.redis_url, None
     if url is None:
         private = await stack.enter_async_context(_private_redis(settings))
         url = private.url
     link = await connected(url)
-    wire = Wire(link, resend=limits.resend, jitter_ms=limits.jitter_ms, replicas=settings.replicas_to_wait)
+    wire = Wire(
+        link,
+        resend=limits.resend,
+        jitter_ms=limits.jitter_ms,
+        replicas=settings.replicas_to_wait,
+        observe=metrics.redis_seconds.observe,
+    )
     store = StateStore(wire, limits)
     stack.push_async_callback(store.aclose)
     facts = await check(wire, override=settings.redis_override)
-    probe = Probe(wire, facts, watch, tenant=settings.tenant, override=settings.redis_override)
+    probe = Probe(wire, facts, metrics.background, tenant=settings.tenant, override=settings.redis_override)
     stack.push_async_callback(probe.aclose)
     return _Redis(private, link, wire, store, probe)
 

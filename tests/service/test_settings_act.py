@@ -332,7 +332,7 @@ def test_state_budget(off):
 
 
 def test_replicas_to_wait(journal):
-    assert journal[0].metric("acclimate_state_unreplicated") >= 1, "there is no replica, which is counted"
+    assert journal[0].metric("acclimate_state_unreplicated_total") >= 1, "there is no replica, which is counted"
 
 
 def test_guard_off(off):

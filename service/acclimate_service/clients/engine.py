@@ -88,7 +88,6 @@ class Engine:
                 _log.warning("a batch is answered by the global model: %s", error)
                 reply = await self._freeze(batch, turn, error)
         self._metrics.state.answers.labels(reply.replayed).inc()
-        self._metrics.rows.inc(len(batch.images))
         return reply
 
     async def predict_frozen(self, images: NDArray[Any], parameters: StepParameters, caller: Caller) -> Reply:
@@ -109,13 +108,11 @@ class Engine:
                     await caller.admit()
                     limit.reschedule(None)
 
-                reply = await self._frozen(images, parameters, start)
+                return await self._frozen(images, parameters, start)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise too_late() from None
-        self._metrics.rows.inc(len(images))
-        return reply
 
     async def warm_up(self, images: NDArray[Any], configuration: str) -> None:
         """Take a step for nobody, so that no client waits for what torch does only once."""

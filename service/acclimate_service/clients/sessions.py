@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from acclimate_service.clients.requests import ClientRequest, too_late
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
-from acclimate_service.metrics import Background
+from acclimate_service.metrics import SPELLS, Background
 from acclimate_service.state import (
     DEADLINE,
     ClientScope,
@@ -164,7 +164,7 @@ class Sessions:
         client = wanted.client.client
         if client in self._leaving:
             self._keep(client)
-        at_once = client in self._sessions and client not in self._turns
+        at_once, came = client in self._sessions and client not in self._turns, time.monotonic()
         DEADLINE.set(wanted.deadline)
         try:
             async with asyncio.timeout(max(0.0, wanted.deadline - time.monotonic())) as limit:
@@ -180,6 +180,8 @@ class Sessions:
                             if not at_once:
                                 await self._room_for(client)
                                 await wanted.admit()
+                            if (spells := SPELLS.get()) is not None:
+                                spells.append(("queue", came, time.monotonic()))
                             yield Turn(self._session(wanted.client), request)
                     finally:
                         self._account(client)

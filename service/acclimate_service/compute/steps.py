@@ -159,7 +159,9 @@ class Steps:
                 done.append(attempt(partial(self._done, job, picture, step)) if isinstance(step, Step) else step)
         seconds = time.perf_counter() - began
         self._learn([(job.state.configuration, job.batch.shape[0]) for job in jobs], seconds)
-        self._metrics.step_seconds.observe(seconds)
+        adapters = {job.state.state.adapter for job in jobs}
+        adapter = adapters.pop() if len(adapters) == 1 else "several"
+        self._metrics.step_seconds.labels(self._bundle.manifest.name, adapter).observe(seconds)
         self._metrics.step_batches.observe(len(jobs))
         self._metrics.step_rows.observe(sum([job.batch.shape[0] for job in jobs]))
         return done
@@ -226,7 +228,8 @@ class Steps:
 
     def _done(self, job: Job, picture: bytes, step: Step) -> Done:
         state, parameters = job.state, job.parameters
-        self._metrics.fallbacks.inc(bool(step.signals.get("fallback")))
+        if step.signals.get("fallback"):
+            self._metrics.fallbacks.labels(self._bundle.manifest.name, state.state.adapter).inc()
         self._metrics.skipped_rows.inc(round(cast(float, step.signals["skipped"]) * len(step.logits)))
         answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:

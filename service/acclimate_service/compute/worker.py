@@ -14,6 +14,7 @@ import torch
 
 from acclimate_service.compute.process import slice_of, take_threads
 from acclimate_service.compute.shares import FLOW, Flow, Shares
+from acclimate_service.metrics import SPELLS
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -46,6 +47,7 @@ class _Waiting:
     turn: asyncio.Future[None] = field(default_factory=asyncio.Future)
     lane: "_Lane | None" = None  # None: its turn has not come
     admitted: bool = False
+    began: float = 0.0
     outcome: asyncio.Future[Any] = field(default_factory=asyncio.Future)  # an error is one like any other
 
 
@@ -158,7 +160,7 @@ class Worker:
         Raises:
             Exception: whatever `admit` raises, or `together` gives for this work.
         """
-        waiting = _Waiting(together, work, rows, FLOW.get(), seconds)
+        waiting, came = _Waiting(together, work, rows, FLOW.get(), seconds), time.monotonic()
         self._queue.append(waiting)
         if self._lane.group:
             self._shares.join(waiting.flow)
@@ -173,6 +175,9 @@ class Worker:
             raise
         self._decide(waiting, admitted=True)
         outcome: T | BaseException = await waiting.outcome
+        if (spells := SPELLS.get()) is not None:
+            spells.append(("queue", came, waiting.began))
+            spells.append(("compute", waiting.began, time.monotonic()))
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -276,6 +281,8 @@ class Worker:
         group = lane.group
         work = partial(_outcomes, group[0].together, [waiting.work for waiting in group])
         loop, lane.began = asyncio.get_running_loop(), time.monotonic()
+        for waiting in group:
+            waiting.began = lane.began
         try:
             done = loop.run_in_executor(lane.executor, work)
         except RuntimeError as error:  # the thread was stopped

@@ -68,6 +68,7 @@ def create_app(service: Service) -> FastAPI:
                 "RateLimit",
                 "RateLimit-Policy",
                 "Retry-After",
+                "Server-Timing",
                 "WWW-Authenticate",
                 "X-Request-Id",
                 "X-Caller-Request-Id",

@@ -25,6 +25,7 @@ from acclimate_service.compute.process import available_cores, return_freed_memo
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
 from acclimate_service.http.payload import ARRAYS, PayloadLimits, decoding, media_type
+from acclimate_service.metrics import SPELLS
 from acclimate_service.service import Service
 from acclimate_service.state import ClientScope, fingerprint, random_rid
 
@@ -129,6 +130,8 @@ class RequestContext:
             _check_query(http, query)
         self.content_type = self.headers.get("content-type", "")
         self._began = time.monotonic()
+        self._spells = SPELLS.get()
+        http.scope["state"]["model"] = intake.model["name"]
         asked, longest = self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms
         self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
         self._tenant: str = http.state.caller.tenant
@@ -238,7 +241,10 @@ class RequestContext:
         if read is None:
             images = await self.decoded(decoding(body, self.content_type, self.headers, spec, limits), len(body))
         else:
+            began = time.monotonic()
             images = await at_once(partial(read, body, self.headers, spec, limits), len(body))
+            if self._spells is not None:
+                self._spells.append(("decode", began, time.monotonic()))
         self.hold_images(images)
         return images
 
@@ -264,13 +270,15 @@ class RequestContext:
         """
         if self._is_array:
             return await at_once(partial(complete, work), nbytes)
-        loop = asyncio.get_running_loop()
+        loop, began = asyncio.get_running_loop(), time.monotonic()
         with self._intake.decoding.hold(self._flow):
             while not (done := await loop.run_in_executor(self._intake.threads, slice_of, work)):
                 if time.monotonic() >= self._deadline:
                     raise Problem("deadline_exceeded", "the deadline passed before the body was decoded")
                 if await self._has_gone():
                     raise Problem("deadline_exceeded", "the caller hung up before the body was decoded")
+        if self._spells is not None:
+            self._spells.append(("decode", began, time.monotonic()))
         return done[0]
 
     async def request(self, *content: bytes | memoryview, number: int = 0) -> ClientRequest:
@@ -287,6 +295,8 @@ class RequestContext:
             secret = self._service.settings.secret.encode()
             small = max(map(len, content), default=0) <= _ON_LOOP
             mark = fingerprint(secret, *content) if small else await asyncio.to_thread(fingerprint, secret, *content)
+        if self._spells is not None:
+            self._spells.append(("parse", self._began, time.monotonic()))
         return ClientRequest(
             client=self.client,
             rid=rid,
@@ -299,7 +309,9 @@ class RequestContext:
         )
 
     def caller(self) -> Caller:
-        """Who waits for a request that is no client's."""
+        """Who waits for a request that is no client's, and is read by now."""
+        if self._spells is not None:
+            self._spells.append(("parse", self._began, time.monotonic()))
         return Caller(deadline=self._deadline, gone=self._has_gone, tenant=self._tenant)
 
     def state_of(self, done: Reply) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Protocol
@@ -18,7 +19,7 @@ from acclimate_service.errors import Problem
 from acclimate_service.http import problems
 from acclimate_service.keys import STRANGER, Caller
 from acclimate_service.logs import ACCESS, note_request
-from acclimate_service.metrics import Metrics
+from acclimate_service.metrics import MOST_SPELLS, SPELLS, Metrics, Spell, seconds_of
 
 _SAFE: Final = (
     (b"cache-control", b"no-store"),
@@ -71,15 +72,19 @@ class RequestMiddleware:
         caller = Headers(scope=scope).get("x-request-id")  # for logs: many requests may have the same
         if caller is not None and not _SOUND_ID.fullmatch(caller):
             caller = None
-        scope.setdefault("state", {}).update(request_id=identity, caller_request_id=caller, caller=self._caller)
+        spells = deque[Spell](maxlen=MOST_SPELLS)
+        state = {"request_id": identity, "caller_request_id": caller, "caller": self._caller, "model": ""}
+        scope.setdefault("state", {}).update(state)
+        SPELLS.set(spells)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         status: int | None = None
+        spent: dict[str, float] = {}
         safe = _SAFE if scope["path"] == "/docs" else _NO_PAGE
-        began = time.perf_counter()
+        began = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, spent
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *safe]}  # a reply may be sent many times
@@ -87,6 +92,9 @@ class RequestMiddleware:
                 headers["X-Request-Id"] = identity
                 if caller is not None:
                     headers["X-Caller-Request-Id"] = caller
+                spent = seconds_of(spells)
+                shown = [*spent.items(), ("total", time.monotonic() - began)]
+                headers["Server-Timing"] = ", ".join([f"{name};dur={1000 * each:.2f}" for name, each in shown])
                 if self._replica.draining:  # so that balancers do not send into a connection that is closed
                     headers["Connection"] = "close"
             await send(message)
@@ -100,9 +108,12 @@ class RequestMiddleware:
             await reply(scope, receive, send_with_id)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
-            seconds = time.perf_counter() - began
-            self._replica.metrics.requests.labels(route, str(status or 500)).inc()
-            self._replica.metrics.request_seconds.labels(route).observe(seconds)
+            seconds = time.monotonic() - began
+            metrics, model = self._replica.metrics, scope["state"]["model"]
+            metrics.requests.labels(scope["method"], route, model, str(status or 500)).inc()
+            metrics.request_seconds.labels(scope["method"], route, model).observe(seconds)
+            for phase, each in spent.items():
+                metrics.phase_seconds[phase].observe(each)
             failed = (status or 500) >= _FAILED and not route.endswith(_PROBES)
             level = logging.WARNING if failed else logging.INFO
             if ACCESS.isEnabledFor(level):

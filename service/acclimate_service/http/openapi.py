@@ -68,7 +68,7 @@ def images_of(document: type[schemas.Document], form: type[schemas.Document]) ->
 
 def bytes_of(media_type: str = BYTES) -> Content:
     """Bytes, or text, as a body or reply."""
-    return {media_type: {"schema": {"type": "string"}} if media_type.startswith("text/") else _BINARY}
+    return {media_type: {"schema": {"type": "string"}} if "text" in media_type else _BINARY}
 
 
 def add_route(

@@ -224,7 +224,12 @@ def test_a_caller_who_hangs_up_inside_the_body_is_no_failure_of_the_service(repl
         caller.sendall(head(1000) + b"x")
         replica.await_waiting(1)
     replica.await_waiting(0)
-    assert replica.metric('acclimate_requests_total{route="/clients/{client_id}/predict",status="500"}') == 0
+    assert (
+        replica.metric(
+            'acclimate_requests_total{method="POST",model="fashion-cnn",route="/clients/{client_id}/predict",status="500"}'
+        )
+        == 0
+    )
     assert caplog.text == ""
 
 
@@ -269,4 +274,9 @@ def test_a_defect_of_the_service_itself_is_500_with_request_id_and_state_unknown
     reply = replica.http.get("/clients/cam", headers={"X-Request-Id": "trace-8"})
     problem = assert_problem(reply, 500, "internal", "unknown")
     assert f"request {problem['request_id']} (of its caller trace-8) failed" in caplog.text
-    assert replica.metric('acclimate_requests_total{route="/clients/{client_id}",status="500"}') == 1
+    assert (
+        replica.metric(
+            'acclimate_requests_total{method="GET",model="fashion-cnn",route="/clients/{client_id}",status="500"}'
+        )
+        == 1
+    )

@@ -105,7 +105,10 @@ def test_the_bounds_of_bodies_are_those_that_hold(document):
 
 
 def test_metrics_and_states_are_no_json(operations):
-    assert operations["read_metrics"]["responses"]["200"]["content"].keys() == {"text/plain"}
+    assert operations["read_metrics"]["responses"]["200"]["content"].keys() == {
+        "text/plain",
+        "application/openmetrics-text",
+    }
     exported = operations["export_state"]["responses"]["200"]
     assert exported["content"].keys() == {"application/octet-stream"}
     assert "ETag" in exported["headers"]

@@ -15,6 +15,7 @@ from acclimate_service.http.schemas import Adapters, Live, Models, Ready
 from acclimate_service.metrics import Metrics
 from acclimate_service.service import Service
 
+_OPEN_METRICS = "application/openmetrics-text"
 _OF_ALL = "states_of_other_models"
 """What is said of the clients of all tenants together, and to no tenant."""
 
@@ -64,11 +65,12 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
             reply.headers["Retry-After"] = "1"
         return reply
 
-    async def metrics() -> Response:
-        """Metrics in Prometheus' text format."""
+    async def metrics(request: Request) -> Response:
+        """Metrics in Prometheus' text format, or as OpenMetrics where that is accepted."""
         await probe()
         service.measure()
-        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+        body, media_type = service.metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": media_type})
 
     def add(path: str, name: str, handler: Callable[..., Any], reply: Content, **more: Any) -> None:
         add_route(router, "GET", path, handler, name, "service", reply, **more)
@@ -77,7 +79,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     add("/adapters", "list_adapters", adapters, json_of(Adapters))
     add("/v2/health/live", "is_live", live, json_of(Live))
     add("/v2/health/ready", "is_ready", ready, json_of(Ready), unavailable=json_of(Ready))
-    add("/metrics", "read_metrics", metrics, bytes_of("text/plain"))
+    add("/metrics", "read_metrics", metrics, {**bytes_of("text/plain"), **bytes_of(_OPEN_METRICS)})
 
 
 def _failing(metrics: Metrics) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ import math
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from redis import exceptions as failures
 
+from acclimate_service.metrics import SPELLS
 from acclimate_service.state.errors import Effect, ForeignValue, StateError, StoreFull, StoreUnavailable
 from acclimate_service.state.records import Reply
 from acclimate_service.state.redis.cluster import Cluster
@@ -75,19 +76,28 @@ class Wire:
         jitter_ms: longest random pause before the first repeat (ms); it doubles from one to the next.
         replicas: how many replicas are to have a change before it is acknowledged.
         wait_ms: longest wait for them (ms, above 0); then the change is acknowledged all the same, and counted.
+        observe: told how long each exchange took (s).
 
     Attributes:
         unreplicated: changes that fewer replicas had in time. They are lost if their master dies now.
     """
 
     def __init__(
-        self, link: Link, *, resend: int = 2, jitter_ms: float = 20, replicas: int = 0, wait_ms: int = 50
+        self,
+        link: Link,
+        *,
+        resend: int = 2,
+        jitter_ms: float = 20,
+        replicas: int = 0,
+        wait_ms: int = 50,
+        observe: Callable[[float], None] | None = None,
     ) -> None:
         self._link = link
         self._resend = resend
         self._jitter = jitter_ms / 1000
         self._replicas = replicas
         self._wait_ms = wait_ms
+        self._observe = observe
         self.unreplicated = 0
 
     @property
@@ -130,7 +140,8 @@ class Wire:
     async def _deliver(self, command: Command, target: Target, script: Script | None = None) -> Reply:
         clock, decides = asyncio.get_running_loop().time, script is not None and script.decides
         unsettled, patient_until = False, clock() + self._link.patience
-        left, limit = DEADLINE.get() - time.monotonic(), ANSWER_S + self._link.patience
+        began = time.monotonic()
+        left, limit = DEADLINE.get() - began, ANSWER_S + self._link.patience
         if left > 0:
             limit = min(limit, max(_LEAST_S, left - _MARGIN_S))
         try:
@@ -152,6 +163,12 @@ class Wire:
                     await asyncio.sleep(random.uniform(0, min(self._jitter * 2**repeat, _LONGEST_PAUSE)))
         except TimeoutError:
             raise StoreUnavailable(f"Redis does not answer within {limit:.1f} s", _effect(decides)) from None
+        finally:
+            ended = time.monotonic()
+            if self._observe is not None:
+                self._observe(ended - began)
+            if (spells := SPELLS.get()) is not None:
+                spells.append(("store", began, ended))
         raise _failure(lost, decides, unsettled) from lost
 
     async def _exchange(self, command: Command, target: Target, script: Script | None) -> Any:
