@@ -56,22 +56,16 @@ def hashed(secret: str, client: str) -> str:
     return hmac.new(secret.encode(), client.encode(), sha256).hexdigest()[:_HASH_DIGITS]
 
 
-def note_request(
-    level: int, secret: str, method: str, route: str, status: int, seconds: float, ids: Mapping[str, str | None]
-) -> None:
+def note_request(level: int, method: str, route: str, status: int, seconds: float, ids: Mapping[str, str]) -> None:
     """Log a request that was answered.
 
     Args:
         level: of the line.
-        secret: of the deployment, by which the client is hashed.
         method, route, status: what was asked, by its pattern, and how it was answered.
         seconds: that it took.
-        ids: of the request, its caller, its client and so on; those that are empty are left out.
+        ids: of the request, its caller, its client by its hash, and so on.
     """
-    known = {name: value for name, value in ids.items() if value}
-    if client := known.get("client"):
-        known["client"] = hashed(secret, client)
-    said = " ".join(f"{name}={value}" for name, value in known.items())
+    said = " ".join(f"{name}={value}" for name, value in ids.items())
     milliseconds = round(1000 * seconds, 1)
-    fields = {"method": method, "route": route, "status": status, "milliseconds": milliseconds, **known}
+    fields = {"method": method, "route": route, "status": status, "milliseconds": milliseconds, **ids}
     ACCESS.log(level, "%s %s %d in %s ms %s", method, route, status, milliseconds, said, extra=fields)

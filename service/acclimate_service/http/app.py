@@ -22,6 +22,7 @@ from acclimate_service.http.routes import make_router
 from acclimate_service.keys import EVERYBODY, STRANGER, Keys, KeysError
 from acclimate_service.service import Service
 from acclimate_service.settings import Settings, SettingsError
+from acclimate_service.tracing import open_tracing
 
 
 def create_app(service: Service) -> FastAPI:
@@ -31,7 +32,7 @@ def create_app(service: Service) -> FastAPI:
         SettingsError: the file of keys cannot be read.
     """
     intake, settings = Intake(service), service.settings
-    keys = _keys(settings)
+    keys, tracing = _keys(settings), open_tracing(service.version, settings.replica)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -40,6 +41,8 @@ def create_app(service: Service) -> FastAPI:
             yield
         if following:
             following.cancel()
+        if tracing:
+            await asyncio.to_thread(tracing.close)
 
     app = FastAPI(
         title="Acclimate",
@@ -77,7 +80,7 @@ def create_app(service: Service) -> FastAPI:
     hosts = hosts_of(settings.allowed_hosts, settings.host)
     app.add_middleware(SiteMiddleware, hosts=hosts, origins=settings.cors_origins)
     caller = STRANGER if keys else EVERYBODY
-    app.add_middleware(RequestMiddleware, replica=service, caller=caller, secret=settings.secret)
+    app.add_middleware(RequestMiddleware, replica=service, caller=caller, secret=settings.secret, tracing=tracing)
     return app
 
 

@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
 from acclimate_service.keys import STRANGER, Caller
-from acclimate_service.logs import ACCESS, note_request
+from acclimate_service.logs import ACCESS, hashed, note_request
 from acclimate_service.metrics import MOST_SPELLS, SPELLS, Metrics, Spell, seconds_of
+from acclimate_service.tracing import Tracing
 
 _SAFE: Final = (
     (b"cache-control", b"no-store"),
@@ -50,19 +51,28 @@ class RequestMiddleware:
     HEAD is answered as GET is; the server leaves out the body.
     """
 
-    def __init__(self, app: ASGIApp, replica: Replica, caller: Caller = STRANGER, secret: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        replica: Replica,
+        caller: Caller = STRANGER,
+        secret: str = "",
+        tracing: Tracing | None = None,
+    ) -> None:
         """Answer requests for a replica.
 
         Args:
             app: what answers.
             replica: whose metrics count it.
             caller: whom requests are from until it is known who calls.
-            secret: by which clients are hashed in the log.
+            secret: by which clients are hashed in the log, and in traces.
+            tracing: told of every request; None where nobody wants traces.
         """
         self._app = app
         self._replica = replica
         self._caller = caller
         self._secret = secret
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -116,21 +126,26 @@ class RequestMiddleware:
                 metrics.phase_seconds[phase].observe(each)
             failed = (status or 500) >= _FAILED and not route.endswith(_PROBES)
             level = logging.WARNING if failed else logging.INFO
-            if ACCESS.isEnabledFor(level):
-                note_request(level, self._secret, scope["method"], route, status or 500, seconds, _ids(scope))
+            if self._tracing is not None or ACCESS.isEnabledFor(level):
+                asked, ids = (scope["method"], route, status or 500), self._ids(scope)
+                if self._tracing is not None:
+                    ids["trace_id"] = self._tracing.note_request(Headers(scope=scope), *asked, began, spells, ids)
+                note_request(level, *asked, seconds, ids)
 
-
-def _ids(scope: Scope) -> dict[str, str | None]:
-    """What a request is known by in the log."""
-    state, client = scope["state"], scope.get("path_params", {}).get("client_id", "")
-    tenant = state["caller"].tenant
-    return {
-        "client": f"{tenant}/{client}" if tenant and client else client,
-        "request_id": state["request_id"],
-        "caller_request_id": state["caller_request_id"],
-        "tenant": tenant,
-        "key": state["caller"].key,
-    }
+    def _ids(self, scope: Scope) -> dict[str, str]:
+        """What a request is known by in the log and in traces; the client by its hash."""
+        state, client = scope["state"], scope.get("path_params", {}).get("client_id", "")
+        tenant = state["caller"].tenant
+        named = f"{tenant}/{client}" if tenant and client else client
+        ids = {
+            "client": hashed(self._secret, named) if named else "",
+            "request_id": state["request_id"],
+            "caller_request_id": state["caller_request_id"] or "",
+            "tenant": tenant,
+            "key": state["caller"].key,
+            "model": state["model"],
+        }
+        return {name: value for name, value in ids.items() if value}
 
 
 class SiteMiddleware:
