@@ -14,7 +14,9 @@ _COMMANDS: Final = "acclimate_learning.commands"
 
 def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     """Add both commands; `run` in the parsed arguments gives the exit code, 2 for what could not be done."""
-    text = "learn ATP's adaptation rates from labelled images, and judge them on clients that were held out"
+    text = (
+        "learn adaptation rates and hyper-parameters from labelled images, and judge them on clients that were held out"
+    )
     learn = subparsers.add_parser("learn", help=text, description=text)
     _add_common(learn, default_store)
     learn.add_argument("--data", type=Path, required=True, metavar="DATA", help="labelled images, as models measure")
@@ -22,6 +24,12 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     learn.add_argument("--rounds", type=int, default=120, help="of communication, at most (default: %(default)s)")
     learn.add_argument("--cohort", type=int, default=30, help="clients of a round (default: %(default)s)")
     learn.add_argument("--lr", type=float, help="learning rate of the rates (default: found by a short search)")
+    learn.add_argument(
+        "--tune",
+        metavar="NAMES",
+        help="adapters whose hyper-parameters are chosen, too: fedthe,surgical,dynfed, or none "
+        "(default: those that the network can have)",
+    )
     learn.add_argument("--checkpoint", type=Path, metavar="FILE", help="written as it goes on; taken up if it is there")
     learn.set_defaults(run=by_name(_COMMANDS, "learn"))
 
@@ -34,11 +42,6 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     evaluate.add_argument("--data", type=Path, metavar="DATA", help="labelled images from which clients are simulated")
     _add_population(evaluate)
     evaluate.add_argument("--adapters", metavar="NAMES", help="a,b+c (default: all that the bundle has everything for)")
-    evaluate.add_argument(
-        "--tune",
-        metavar="NAMES",
-        help="choose hyper-parameters of surgical or dynfed by simulated clients that judge nothing (needs --data)",
-    )
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     evaluate.add_argument("--picture", type=Path, metavar="FILE", help="draw the gains there, as SVG")
     evaluate.add_argument("--write", action="store_true", help="publish the next version with what is recommended")

@@ -193,7 +193,8 @@ def _client(
     if short:
         raise LearningError(
             f"a client wants {max(counts)} images of a class, and there are {min(len(rows[label]) for label in short)} "
-            f"for those that {role}; give more data, or smaller clients (--client-images)"
+            f"for those that {role}; give more data, or smaller clients "
+            f"({'--teacher-images' if role == 'teach' else '--judge-images'})"
         )
     chosen = np.concatenate([draw.choice(each, count, replace=False) for each, count in zip(rows, counts, strict=True)])
     chosen = draw.permutation(chosen)

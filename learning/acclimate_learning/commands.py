@@ -12,14 +12,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from acclimate_adapters import ADAPTERS, AcclimateError, FrozenModel, create, missing
+from acclimate_adapters import ADAPTERS, AcclimateError, FrozenModel, create, enrols, missing
 from acclimate_learning.clients import FAMILIES_OF, Client, Population, Role, own_clients, read_pool, simulate
 from acclimate_learning.errors import LearningError
 from acclimate_learning.judging import Judgement, judge
 from acclimate_learning.likeness import families_like, read_unlabelled
 from acclimate_learning.picture import gains_picture
 from acclimate_learning.rates import Recipe, learn_rates
-from acclimate_learning.settings import Options, choose_settings, judge_settings
+from acclimate_learning.settings import GRIDS, Options, choose_settings, judge_settings
 from acclimate_store import BundleKey, Catalogue, Manifest
 from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
@@ -31,8 +31,6 @@ from acclimate_store.versions import model_with, next_version, publish, renewed
 ERRORS: Final = (AcclimateError,)
 """What ends a command with its message alone."""
 CHAINS: Final = ("atp+em", "atp+fedcal", "bn_adapt+em", "bn_adapt+fedcal")
-TUNED: Final = ("fedthe",)
-"""Adapters whose hyper-parameters are chosen along with the rates. Those of `evaluate --tune` take longer."""
 NOT_UNASKED: Final = ("none", "memo", "portfolio")
 """What is not judged unless it is named: what all are compared with, what is slow, what needs labels."""
 
@@ -43,6 +41,7 @@ def learn(arguments: argparse.Namespace) -> int:
     bundle = catalogue.load(*key)
     spec = bundle.manifest.input
     renewed(catalogue, bundle.manifest, new, "")  # refused now, before any work, if it will be
+    tuned = _tuned(arguments.tune, bundle.model)
     clients = _simulated(arguments, bundle, ("teach", "tune", "judge"))
     recipe = Recipe(rounds=arguments.rounds, cohort=arguments.cohort, lr=arguments.lr, seed=arguments.seed)
     with _bar("client") as advance:
@@ -64,7 +63,7 @@ def learn(arguments: argparse.Namespace) -> int:
     source = replace(bundle.model.source, rates=learned.rates)
     model = model_with(catalogue, key, source)
     evidence = _judged_rates(arguments, bundle, model, clients["judge"])
-    settings = {**bundle.manifest.settings, **_judged_settings(arguments, bundle, model, clients)}
+    settings = {**bundle.manifest.settings, **_judged_settings(arguments, tuned, bundle, model, clients)}
     made = f"Adaptation rates learned from {len(clients['teach'])} clients of {arguments.data.name}, {recipe}."
     manifest = renewed(catalogue, bundle.manifest, new, made, evidence=evidence, settings=settings)
     _publish(arguments, catalogue, key, manifest, model)
@@ -97,9 +96,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.write:
         renewed(catalogue, bundle.manifest, new, "")
     clients = _streams(arguments, bundle)
-    names = _candidates(arguments.adapters, bundle.model)
-    settings = {**bundle.manifest.options, **_settings(arguments, bundle, names)}
-    judged = []
+    judged, settings = [], bundle.manifest.options
+    names = _candidates(arguments.adapters, bundle.model, settings)
     with _bar("client") as advance:
         for name in names:
             told = judge(
@@ -206,39 +204,39 @@ def _streams(arguments: argparse.Namespace, bundle: Bundle) -> list[Client]:
     return found
 
 
-def _candidates(asked: str | None, model: FrozenModel) -> list[str]:
+def _candidates(asked: str | None, model: FrozenModel, settings: Mapping[str, Options]) -> list[str]:
     if asked is not None:
         names = [name.strip() for name in asked.split(",")]
         for name in names:
-            lacking = missing(create(name), model)
+            lacking = missing(create(name, **settings.get(name, {})), model)
             if lacking:
                 raise LearningError(f"{name} needs {', '.join(lacking)}, which the bundle does not have")
         return names
-    unasked = {n: missing(create(n), model) for n in (*sorted(ADAPTERS), *CHAINS) if n not in NOT_UNASKED}
+    everything = [name for name in (*sorted(ADAPTERS), *CHAINS) if name not in NOT_UNASKED]
+    unasked = {name: missing(create(name, **settings.get(name, {})), model) for name in everything}
     left_out = [f"{name} lacks {', '.join(absent)}" for name, absent in unasked.items() if absent]
     if left_out:
         print(f"not judged: {'; '.join(left_out)}")
     return [name for name, absent in unasked.items() if not absent]
 
 
-def _settings(arguments: argparse.Namespace, bundle: Bundle, names: Sequence[str]) -> dict[str, Options]:
-    """Hyper-parameters of the adapters of `--tune`, chosen by clients that judge nothing."""
-    asked = [name.strip() for name in arguments.tune.split(",")] if arguments.tune else []
-    if not asked:
-        return {}
-    if arguments.data is None:
-        raise LearningError("--tune chooses by simulated clients; give --data, not --clients")
-    if unknown := [name for name in asked if name not in names]:
-        raise LearningError(f"--tune names {', '.join(unknown)}, which is not judged; judged are {', '.join(names)}")
-    tuners = _simulated(arguments, bundle, ("tune",))["tune"]
-    found = {}
-    with _bar("client") as advance:
-        for name in asked:
-            spec = bundle.manifest.input
-            found[name] = choose_settings(bundle.model, spec, tuners, name, lambda: advance(name))  # noqa: B023
-    for name, options in found.items():
-        print(f"{name}: {json.dumps(options)} is best for {len(tuners)} clients that judge nothing")
-    return found
+def _tuned(asked: str | None, model: FrozenModel) -> list[str]:
+    """Adapters whose hyper-parameters are to be chosen: all that can be served once there are rates, or those named."""
+    tried = {name: create(name, **next(grid(model))) for name, grid in GRIDS.items()}
+    lacking = {name: set(missing(adapter, model)) - {"rates"} for name, adapter in tried.items()}
+    if asked is None:
+        return [name for name, absent in lacking.items() if not absent]
+    names = [name.strip() for name in asked.split(",")] if asked != "none" else []
+    for name in names:
+        if name not in GRIDS:
+            raise LearningError(
+                f"--tune: there is nothing to choose for {name}; write some of {','.join(GRIDS)}, or none"
+            )
+        if lacking[name]:
+            raise LearningError(
+                f"--tune: {name} needs {', '.join(sorted(lacking[name]))}, which the bundle does not have"
+            )
+    return names
 
 
 def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: list[Client]) -> Evidence:
@@ -254,19 +252,23 @@ def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenMo
 
 
 def _judged_settings(
-    arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: Mapping[Role, list[Client]]
+    arguments: argparse.Namespace,
+    tuned: Sequence[str],
+    bundle: Bundle,
+    model: FrozenModel,
+    clients: Mapping[Role, list[Client]],
 ) -> dict[str, Evidence]:
-    """Hyper-parameters of the adapters of `TUNED` that the model can serve, with what they gain on held-out clients."""
+    """Hyper-parameters of some adapters, with what they gain on held-out clients."""
     spec, found = bundle.manifest.input, dict[str, Evidence]()
-    for name in TUNED:
-        if missing(create(name), model):
-            continue
+    for name in tuned:
         with _bar("client") as advance:
             options = choose_settings(model, spec, clients["tune"], name, lambda: advance(f"tuning {name}"))  # noqa: B023
             told = judge_settings(model, spec, clients["judge"], name, options, lambda: advance(f"judging {name}"))  # noqa: B023
-        of = f"{_words(arguments, clients['judge'])}, enrolled and then served half of another's images"
-        found[name] = told.evidence(of)
-        print(f"{name}: {json.dumps(options)} is best for {len(clients['tune'])} tuning clients that enrol;")
+        enrolled = enrols(create(name))
+        of = _words(arguments, clients["judge"])
+        found[name] = told.evidence(f"{of}, enrolled and then served half of another's images" if enrolled else of)
+        who = f"{len(clients['tune'])} tuning clients{' that enrol' if enrolled else ''}"
+        print(f"{name}: {json.dumps(options)} is best for {who};")
         print(f"  on {len(clients['judge'])} held-out clients {_in_words(found[name])}")
     return found
 

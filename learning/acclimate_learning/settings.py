@@ -48,7 +48,7 @@ def _fedthe(_: FrozenModel) -> Iterator[Options]:
 
 
 GRIDS: Final[Mapping[str, Callable[[FrozenModel], Iterator[Options]]]] = {
-    "surgical": _surgical, "dynfed": _dynfed, "fedthe": _fedthe,
+    "fedthe": _fedthe, "surgical": _surgical, "dynfed": _dynfed,
 }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def _announcement(service: Service, listener: socket.socket) -> str:
 
 def _offer(service: Service) -> tuple[str, ...]:
     """What a model is served with."""
-    offered = f"acclimate: {summary(service.bundle.model, service.settings.adapters)}"
+    offered = f"acclimate: {summary(service.bundle.model, service.settings.adapters, service.configurations.settings)}"
     return offered, _default_adapter(service), _computing(service), *_elsewhere(service)
 
 

@@ -50,20 +50,23 @@ def test_it_is_created_measured_learned_for_evaluated_and_served(
     assert "no prototypes and no descriptor: the network ends in no classifier" in out
     assert "no ONNX graphs" not in out
     words = ("--data", "data.npz", "--rounds", "1", "--lr", "0.01", *SMALL, "--no-onnx", *trust)
-    assert main(["learn", "mine", *words]) == 0
+    assert main(["learn", "mine", *words, "--tune", "fedthe"]) == 2
+    assert "--tune: fedthe needs classifier, descriptor, which the bundle does not have" in capsys.readouterr().err
+    assert main(["learn", "mine", *words, "--tune", "surgical"]) == 0
     assert "default adapter: none, because: not_servable; " in capsys.readouterr().out
     assert main(["evaluate", "mine", "--data", "data.npz", *SMALL, *trust]) == 0
     out = capsys.readouterr().out
     for lacking in ("t3a lacks linear_classifier", "shot lacks classifier", "fedthe lacks classifier, descriptor"):
         assert lacking in out
     judged = {line.split()[0] for line in out.splitlines() if line.endswith("kB")}
-    assert judged >= {"atp", "balanced", "bbse", "bn_adapt", "dynfed", "em", "fedcal", "tent", "atp+em"}
+    assert judged >= {"surgical", "atp", "balanced", "bbse", "bn_adapt", "dynfed", "em", "fedcal", "tent", "atp+em"}
     assert "failed for" not in out
 
     service = serve(model_store="store", allowed_imports='["tempered:Tempered"]')
     assert service.adapters.startswith("acclimate: adapters atp, balanced, bbse, bn_adapt, dynfed, em, fedcal, ")
     assert "consensus lacks linear_classifier" in service.adapters
-    assert "surgical lacks classifier" in service.adapters
+    assert "shot lacks classifier" in service.adapters
+    assert ", surgical, " in service.adapters  # of the block that was chosen
     with np.load("data.npz") as data, Client(service.url) as client:
         batches, labels = np.split(data["images"][200:400], 10), data["labels"][200:400]
         assert client.predict("unchosen", batches[0]).adapter == "none"

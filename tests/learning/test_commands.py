@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def learn(*words: object) -> int:
-    return main(["learn", "fashion-cnn/1", *SMALL, *map(str, words)])
+    return main(["learn", "fashion-cnn/1", *SMALL, "--tune", "fedthe", *map(str, words)])
 
 
 def test_learning_publishes_rates_with_what_they_gain(
@@ -107,6 +107,7 @@ def test_images_of_the_target_side_choose_the_corruptions(
         (("--rounds", 1, "--lr", 1e30), "give --lr"),
         (("--partition", "even"), "use step, dirichlet:0.3 or pathological:2"),
         (("--as", "1"), "fashion-cnn/1 is published already"),
+        (("--tune", "em"), "--tune: there is nothing to choose for em; write some of fedthe,surgical,dynfed, or none"),
         (("--by", "nobody"), "array nobody is missing"),
         (("--judge-images", 1000, "--shift", "label"), "give more data, or smaller clients"),
     ],
@@ -161,18 +162,22 @@ def test_an_evaluation_in_which_nothing_gains_is_kept_as_evidence_against_the_sa
     assert Catalogue(store).load("fashion-cnn").default().adapter == "none"
 
 
-def test_hyper_parameters_are_chosen_by_clients_that_judge_nothing(
+def test_hyper_parameters_are_chosen_by_tuning_clients_and_used_by_evaluate(
     store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("evaluate", "fashion-cnn/1", "--data", str(data()), *SMALL, "--adapters", "em,dynfed", "--tune", "dynfed")
+    assert learn("--data", data(), "--rounds", 1, "--lr", 0.01, "--tune", "surgical,dynfed") == 0
+    out = capsys.readouterr().out
+    chosen = dict(re.findall(r"(surgical|dynfed): (\{.*\}) is best for 2 tuning clients;", out))
+    manifest = Catalogue(store).manifest("fashion-cnn")
+    assert manifest.options == {name: json.loads(options) for name, options in chosen.items()}
+    assert manifest.options.keys() == {"surgical", "dynfed"}
+    assert manifest.settings["dynfed"].of == "5 simulated clients of data.npz, shift mixed, seed 0"
+    words = ("evaluate", "fashion-cnn", "--data", str(data()), *SMALL, "--adapters", "em,surgical")
     assert main([*words, "--json", str(tmp_path / "all.json")]) == 0
-    chosen = re.search(r"dynfed: (\{.*\}) is best for 2 clients that judge nothing", capsys.readouterr().out)
-    assert chosen is not None
     told = {each["adapter"]: each["options"] for each in json.loads((tmp_path / "all.json").read_text())["adapters"]}
-    assert told == {"em": {}, "dynfed": json.loads(chosen[1])}
-    for wrong, reason in ((("--tune", "em"), "nothing is to be chosen for em"), (("--tune", "memo"), "is not judged")):
-        assert main([*words[:-2], *wrong]) == 2
-        assert reason in capsys.readouterr().err
+    assert told == {"em": {}, "surgical": manifest.options["surgical"]}
+    assert learn("--data", data(), "--rounds", 1, "--lr", 0.01, "--tune", "none", "--as", "alone") == 0
+    assert Catalogue(store).manifest("fashion-cnn", "alone").settings == {}
 
 
 def test_clients_may_be_folders(store: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,8 @@ def goes_the_whole_way(made: Made, size: int, trust: tuple[str, ...], capsys: An
     # random weights answer by chance, so nothing is plausible
     assert main(["models", "measure", "net", "--data", "data.npz", "--anchors", "2", "--force", *trust]) == 0
     small = ("--by", "owners", *trust)
-    assert main(["learn", "net", "--data", "data.npz", "--rounds", "1", "--cohort", "1", "--lr", "0.001", *small]) == 0
+    one_round = ("--rounds", "1", "--cohort", "1", "--lr", "0.001", "--tune", "fedthe")
+    assert main(["learn", "net", "--data", "data.npz", *one_round, *small]) == 0
     bundle = Catalogue(Path("store"), allowed_imports=("own_vit:Net",)).load("net")
     candidates = sorted(ADAPTERS.keys() - {"none"})
     served = [name for name in candidates if not missing(create(name), bundle.model)]

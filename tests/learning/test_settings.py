@@ -68,5 +68,5 @@ def test_only_who_takes_labelled_images_enrols(bundle: Bundle, pool: Pool) -> No
 
 
 def test_what_has_nothing_to_choose_is_refused(bundle: Bundle, pool: Pool) -> None:
-    with pytest.raises(LearningError, match="nothing is to be chosen for em; there are settings of surgical, dynfed"):
+    with pytest.raises(LearningError, match="nothing is to be chosen for em; there are settings of fedthe, surgical"):
         choose_settings(bundle.model, bundle.manifest.input, own_clients(pool)[:1], "em")

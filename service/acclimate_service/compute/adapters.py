@@ -122,16 +122,20 @@ def available_adapters(
     )
 
 
-def summary(model: FrozenModel, allowed: Collection[str] | None = None) -> str:
+def summary(
+    model: FrozenModel,
+    allowed: Collection[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
     """One line for the operator: what can be served of what is allowed, and what the rest lacks."""
-    adapters = [each for each in available_adapters(model, allowed) if each.name in ADAPTERS]
+    adapters = [each for each in available_adapters(model, allowed, settings) if each.name in ADAPTERS]
     served = ", ".join(each.name for each in adapters if not each.missing)
     lacking = "; ".join(f"{each.name} lacks {', '.join(each.missing)}" for each in adapters if each.missing)
     return f"adapters {served}" + (f"; not served: {lacking}" if lacking else "")
 
 
 def _available(name: str, model: FrozenModel, settings: Mapping[str, Any]) -> AvailableAdapter:
-    adapter, told = create(name), schema(name)
+    adapter, told = create(name, **settings), schema(name)
     for parameter, value in settings.items():
         told["properties"][parameter]["default"] = value
     return AvailableAdapter(
