@@ -63,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     guard_commands = guard.add_subparsers(dest="guard_command", required=True)
     reset = guard_commands.add_parser("reset", help="let nothing count for the fleet that any client told so far")
     reset.set_defaults(run=by_name(_COMMANDS, "run_reset", "[serve]"))
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at what the service would stand on here, and say what to change",
+        epilog="exit status: 0 it would serve; 1 there is a fault",
+    )
+    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    doctor.set_defaults(run=by_name("acclimate_service.doctor", "run_doctor", "[serve]"))
     _add_clients(commands)
     _add_keys(commands)
     store = Path(os.environ.get("ACCLIMATE_MODEL_STORE") or DEFAULT_STORE)

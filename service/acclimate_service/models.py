@@ -82,7 +82,7 @@ def _load_bundle(settings: Settings) -> Bundle:
     Its passes are laid out in memory as they are fastest, unless replicas must agree to the last bit.
     """
     catalogue = Catalogue(settings.model_store, settings.allowed_imports)
-    bundle = catalogue.load(*_named(settings.model, catalogue), _device(settings.device), settings.runtime)
+    bundle = catalogue.load(*named(settings.model, catalogue), device_of(settings.device), settings.runtime)
     if bundle.manifest.input.resize is not None:
         torchvision("transforms.v2.functional")  # it takes seconds: now, not while the first client waits
     if settings.strict_replay:
@@ -91,7 +91,7 @@ def _load_bundle(settings: Settings) -> Bundle:
     return replace(bundle, model=model, layout=layout)
 
 
-def _named(model: str | None, catalogue: Catalogue) -> BundleKey:
+def named(model: str | None, catalogue: Catalogue) -> BundleKey:
     """The bundle that the settings name, or the only one that there is."""
     if model is not None:
         return BundleKey.parse(model)
@@ -106,7 +106,8 @@ def _named(model: str | None, catalogue: Catalogue) -> BundleKey:
     raise SettingsError(f"ACCLIMATE_MODEL: name one of the bundles in {catalogue.root}: {', '.join(names)}")
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of this name; raises SettingsError where it is not there."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch raises either, depending on how it was built

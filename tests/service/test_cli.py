@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from acclimate_service.cli import main
-from acclimate_service.models import _named
+from acclimate_service.models import named
 from acclimate_service.settings import SettingsError
 from acclimate_store import BundleKey, Catalogue
 
@@ -22,6 +22,7 @@ COMMANDS = [
     "round",
     "advise",
     "guard reset",
+    "doctor",
     "clients list",
     "clients show",
     "clients export",
@@ -130,16 +131,16 @@ def catalogue(tmp_path: Path, request: pytest.FixtureRequest) -> Catalogue:
 
 def test_the_only_model_of_a_store_need_not_be_named(catalogue: Catalogue) -> None:
     shutil.copytree(catalogue.root / "cats/1", catalogue.root / "cats/2")
-    assert _named(None, catalogue) == BundleKey("cats")
-    assert _named("cats/1", catalogue) == BundleKey("cats", "1")
+    assert named(None, catalogue) == BundleKey("cats")
+    assert named("cats/1", catalogue) == BundleKey("cats", "1")
 
 
 def test_of_several_models_one_has_to_be_named(catalogue: Catalogue) -> None:
     shutil.copytree(catalogue.root / "cats", catalogue.root / "dogs")
     with pytest.raises(SettingsError, match=r"^ACCLIMATE_MODEL: name one of the bundles in .*: cats, dogs$"):
-        _named(None, catalogue)
+        named(None, catalogue)
 
 
 def test_a_store_without_a_model_says_how_one_is_made(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"holds no bundle; `acclimate models create` makes one"):
-        _named(None, Catalogue(tmp_path))
+        named(None, Catalogue(tmp_path))

@@ -39,6 +39,7 @@ from acclimate_service.state.errors import (
     StepFailed,
     StoreFull,
     StoreUnavailable,
+    StoreUnfit,
     TooManyClients,
     VersionUnknown,
 )
@@ -50,7 +51,13 @@ from acclimate_service.state.rates import Rates
 from acclimate_service.state.records import Description, Head, Kept, Snapshot
 from acclimate_service.state.redis.announcements import Announcements
 from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
-from acclimate_service.state.redis.embedded import EmbeddedRedis, EmbeddedRedisError, running_at
+from acclimate_service.state.redis.embedded import (
+    EmbeddedRedis,
+    EmbeddedRedisError,
+    available_memory,
+    find_server,
+    running_at,
+)
 from acclimate_service.state.redis.keys import ClientScope, check_model, fingerprint, new_id, random_rid
 from acclimate_service.state.redis.link import Link
 from acclimate_service.state.redis.wire import DEADLINE, Argument, Wire, connect
@@ -113,16 +120,19 @@ __all__ = [
     "StoreFacts",
     "StoreFull",
     "StoreUnavailable",
+    "StoreUnfit",
     "Tasks",
     "TooManyClients",
     "VersionUnknown",
     "Wire",
     "always",
+    "available_memory",
     "check",
     "check_model",
     "check_windows",
     "clients_of_version",
     "connect",
+    "find_server",
     "fingerprint",
     "hashing",
     "new_id",
