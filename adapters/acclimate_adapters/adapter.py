@@ -171,6 +171,15 @@ def shows_frozen(adapter: Adapter) -> bool:
 
 
 @runtime_checkable
+class Moving(Adapter, Protocol):
+    """An adapter that changes modules of the network."""
+
+    def moved(self, model: FrozenModel, state: State) -> Mapping[str, Tensor]:
+        """By how much a client's modules differ from the global ones, by name, each of the shape of its module."""
+        ...
+
+
+@runtime_checkable
 class Uncorrectable(Adapter, Protocol):
     """An adapter whose answers are not logits under the training prior, so that no prior correction may follow it."""
 

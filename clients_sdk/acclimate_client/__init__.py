@@ -46,6 +46,8 @@ from acclimate_client.results import (
     RollbackResult,
     StateInfo,
     StoredState,
+    Timeline,
+    TimelinePoint,
 )
 
 __all__ = [
@@ -83,6 +85,8 @@ __all__ = [
     "RowCounts",
     "StateInfo",
     "StoredState",
+    "Timeline",
+    "TimelinePoint",
     "Timeout",
     "UnexpectedReplyError",
     "__version__",

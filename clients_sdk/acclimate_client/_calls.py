@@ -29,9 +29,12 @@ from acclimate_client.results import (
     Prediction,
     ResetResult,
     RollbackResult,
+    Timeline,
 )
 
 T = TypeVar("T")
+LONGEST_RESOLUTION = 86_400  # seconds
+QUIET = 60.0  # seconds without a sign of life after which a server that is watched is taken for dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,10 @@ class Call(Generic[T]):
     idempotency_key: str | None = None
     writes: bool = False
     repeats: bool = True
+
+    def since(self, version: int | None) -> "Call[T]":
+        """Returns the call for what came after a version; None for what comes from now on."""
+        return self if version is None else replace(self, headers={**self.headers, "Last-Event-ID": str(version)})
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Returns the request, relative to the base URL of `http`."""
@@ -271,6 +278,21 @@ def clients(
     }
     params = {name: value for name, value in wanted.items() if value is not None}
     return Call("GET", "/clients", _replies.read_clients, params=params)
+
+
+def timeline(client_id: str, since: datetime | None, resolution: float | None) -> Call[Timeline]:
+    """Returns the call that fetches what became of a client; see `Client.timeline`."""
+    if resolution is not None and not 0 <= resolution <= LONGEST_RESOLUTION:
+        raise ValueError(f"resolution is {resolution}; accepted are 0 to {LONGEST_RESOLUTION} seconds")
+    wanted = {"since": _checks.moment(since), "resolution": None if resolution is None else str(resolution)}
+    params = {name: value for name, value in wanted.items() if value is not None}
+    return Call("GET", f"{_checks.client_path(client_id)}/timeline", _replies.read_timeline, params=params)
+
+
+def watch(client_id: str) -> Call[None]:
+    """Returns the call that brings what becomes of a client; see `Client.watch`."""
+    path = f"{_checks.client_path(client_id)}/timeline/live"
+    return Call("GET", path, _replies.read_nothing, timeout=QUIET)
 
 
 def models() -> Call[tuple[ModelInfo, ...]]:

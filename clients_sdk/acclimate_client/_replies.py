@@ -3,6 +3,7 @@
 Nothing here sends or waits. A reader of a member raises TypeError or ValueError for what it does not take.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -42,6 +43,8 @@ from acclimate_client.results import (
     RollbackResult,
     StateInfo,
     StoredState,
+    Timeline,
+    TimelinePoint,
 )
 
 T = TypeVar("T")
@@ -115,6 +118,56 @@ def read_clients(reply: httpx.Response) -> ClientPage:
         return ClientPage(_model(body["model"]), listed, _optional(str, body["next"]))
 
     return read(reply, build)
+
+
+def read_timeline(reply: httpx.Response) -> Timeline:
+    """Reads the reply to timeline."""
+
+    def build(body: Json) -> Timeline:
+        return Timeline(
+            client_id=_typed(str, body["client_id"]),
+            model=_model(body["model"]),
+            classes=tuple(_typed(str, name) for name in _typed(list, body["classes"])),
+            training_prior=_numbers(body["training_prior"] or []),
+            points=tuple(_point(_typed(dict, item)) for item in _typed(list, body["points"])),
+        )
+
+    return read(reply, build)
+
+
+class Events:
+    """Server-sent events of a client's timeline, read line by line.
+
+    Args:
+        reply: which brings them.
+
+    Attributes:
+        last: version after which to go on; None before there is one.
+    """
+
+    def __init__(self, reply: httpx.Response) -> None:
+        self.last: int | None = None
+        self._reply = reply
+        self._fields: dict[str, str] = {}
+
+    def point(self, line: str) -> TimelinePoint | None:
+        """Returns the point that a line completes, None if it completes none.
+
+        Raises:
+            UnexpectedReplyError: It is not what an Acclimate server sends.
+        """
+        if line:
+            name, _, value = line.partition(":")
+            self._fields[name] = value.removeprefix(" ")
+            return None
+        fields, self._fields = self._fields, {}
+        try:
+            if "id" in fields:
+                self.last = int(fields["id"])
+            return _point(_typed(dict, json.loads(fields["data"]))) if fields.get("event") == "point" else None
+        except (ValueError, TypeError, KeyError) as error:
+            detail = f"{self._reply.url} does not answer like an Acclimate server: {error!r}"
+            raise UnexpectedReplyError(detail) from error
 
 
 def read_reset(reply: httpx.Response, idempotency_key: str) -> ResetResult:
@@ -325,6 +378,28 @@ def _listed_client(fields: Json) -> ListedClient:
         changed_at=_moment(fields["changed_at"]),
         verdict=_optional(str, fields["verdict"]),
     )
+
+
+def _point(fields: Json) -> TimelinePoint:
+    """One item of the member `points` of a timeline."""
+    at = _moment(_typed(str, fields["at"]))
+    assert at is not None
+    return TimelinePoint(
+        version=_typed(int, fields["version"]),
+        at=at,
+        batches=_typed(int, fields["batches"]),
+        images=_typed(int, fields["images"]),
+        signals={name: _number(value) for name, value in _typed(dict, fields["signals"]).items()},
+        events={name: _typed(int, count) for name, count in _typed(dict, fields["events"]).items()},
+        prior=_numbers(fields.get("prior", [])),
+        modules={name: _number(size) for name, size in _typed(dict, fields.get("modules", {})).items()},
+        verdict=_optional(str, fields.get("verdict")),
+        taken_over_from=_optional(str, fields.get("taken_over_from")),
+    )
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    return tuple(_number(each) for each in _typed(list, value))
 
 
 def _guard_decision(value: object) -> GuardDecision | None:

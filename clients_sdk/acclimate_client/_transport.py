@@ -4,7 +4,7 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from types import TracebackType
@@ -14,8 +14,9 @@ import httpx
 
 from acclimate_client._calls import Call, Settings
 from acclimate_client._problems import from_httpx
+from acclimate_client._replies import Events
 from acclimate_client.errors import AcclimateClientError, ConnectionFailed, ProblemError, Timeout
-from acclimate_client.results import Prediction
+from acclimate_client.results import Prediction, TimelinePoint
 
 T = TypeVar("T")
 
@@ -136,6 +137,30 @@ class Transport:
                 delay = retries.after(error)
             self._sleep(delay)
 
+    def _watch(self, call: Call[None], after: int | None) -> Iterator[TimelinePoint]:
+        call, retries = self._settings.of_model(call), None
+        while True:
+            retries = retries or Retries(call, self._settings.max_retries, self._random)
+            reply = None
+            try:
+                reply = self._http.send(call.since(after).request(self._http), stream=True)
+                if not reply.is_success:
+                    reply.read()
+                    call.read(reply)
+                events = Events(reply)
+                for line in reply.iter_lines():
+                    point, after = events.point(line), after if events.last is None else events.last
+                    if point is not None:
+                        retries = None
+                        yield point
+                delay = BASE_SECONDS  # the server ended it, as when it is about to end itself
+            except (httpx.RequestError, AcclimateClientError) as error:
+                delay = (retries or Retries(call, self._settings.max_retries, self._random)).after(error)
+            finally:
+                if reply is not None:
+                    reply.close()
+            self._sleep(delay)
+
     def _probe(self, call: Call[bool]) -> bool:
         try:
             return self._run(call)
@@ -185,6 +210,30 @@ class AsyncTransport:
                 return retries.settled(call.read(await self._http.send(call.request(self._http))))
             except (httpx.RequestError, AcclimateClientError) as error:
                 delay = retries.after(error)
+            await self._sleep(delay)
+
+    async def _watch(self, call: Call[None], after: int | None) -> AsyncIterator[TimelinePoint]:
+        call, retries = self._settings.of_model(call), None
+        while True:
+            retries = retries or Retries(call, self._settings.max_retries, self._random)
+            reply = None
+            try:
+                reply = await self._http.send(call.since(after).request(self._http), stream=True)
+                if not reply.is_success:
+                    await reply.aread()
+                    call.read(reply)
+                events = Events(reply)
+                async for line in reply.aiter_lines():
+                    point, after = events.point(line), after if events.last is None else events.last
+                    if point is not None:
+                        retries = None
+                        yield point
+                delay = BASE_SECONDS
+            except (httpx.RequestError, AcclimateClientError) as error:
+                delay = (retries or Retries(call, self._settings.max_retries, self._random)).after(error)
+            finally:
+                if reply is not None:
+                    await reply.aclose()
             await self._sleep(delay)
 
     async def _probe(self, call: Call[bool]) -> bool:

@@ -1,7 +1,7 @@
 """The client for asyncio, method for method the blocking one."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,8 @@ from acclimate_client.results import (
     Prediction,
     ResetResult,
     RollbackResult,
+    Timeline,
+    TimelinePoint,
 )
 
 
@@ -152,6 +154,16 @@ class AsyncClient(AsyncTransport):
         """Lists clients that have a state; see `Client.clients`."""
         call = _calls.clients(cursor, limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
         return await self._run(call)
+
+    async def timeline(
+        self, client_id: str, *, since: datetime | None = None, resolution: float | None = None
+    ) -> Timeline:
+        """Fetches what became of a client over time; see `Client.timeline`."""
+        return await self._run(_calls.timeline(client_id, since, resolution))
+
+    def watch(self, client_id: str, *, after: int | None = None) -> AsyncIterator[TimelinePoint]:
+        """Yields what becomes of a client, as it happens; see `Client.watch`."""
+        return self._watch(_calls.watch(client_id), after)
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """Lists the models the server offers; see `Client.models`."""

@@ -1,6 +1,6 @@
 """The blocking client."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +22,8 @@ from acclimate_client.results import (
     Prediction,
     ResetResult,
     RollbackResult,
+    Timeline,
+    TimelinePoint,
 )
 
 
@@ -308,6 +310,36 @@ class Client(Transport):
         """
         call = _calls.clients(cursor, limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
         return self._run(call)
+
+    def timeline(self, client_id: str, *, since: datetime | None = None, resolution: float | None = None) -> Timeline:
+        """Fetches what became of a client over time.
+
+        Args:
+            client_id: Who.
+            since: Leaves out what was before, an aware datetime.
+            resolution: Seconds in 0..86400: what falls into the same so many becomes one point.
+
+        Raises:
+            TypeError, ValueError: An argument is of no accepted type or out of range. Nothing was sent.
+            ClientUnknownError: The server holds no state for it.
+            AcclimateClientError: Any other failure.
+        """
+        return self._run(_calls.timeline(client_id, since, resolution))
+
+    def watch(self, client_id: str, *, after: int | None = None) -> Iterator[TimelinePoint]:
+        """Yields what becomes of a client, as it happens, for as long as one asks.
+
+        A connection that is lost is opened again, and what came meanwhile is told then.
+
+        Args:
+            client_id: Who.
+            after: Version of the client's state after which to begin; None for the present one.
+
+        Raises:
+            ClientUnknownError: The server holds no state for it, or no longer.
+            AcclimateClientError: Any other failure that a retry did not help.
+        """
+        return self._watch(_calls.watch(client_id), after)
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Lists the models the server offers.

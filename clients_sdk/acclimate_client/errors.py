@@ -165,6 +165,10 @@ class GuardOffError(ProblemError):
     """`guard_off` (409): the operator keeps no record of predictions, so there is nothing to compare labels with."""
 
 
+class TimelineOffError(ProblemError):
+    """`timeline_off` (409): the operator keeps no record of what becomes of clients."""
+
+
 class PreconditionFailedError(ProblemError):
     """`precondition_failed` (412): the client's state has another version than the one to be replaced."""
 

@@ -1,7 +1,7 @@
 """What the server answers, as frozen records. Members that this version does not know are ignored."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -187,6 +187,52 @@ class ClientPage:
     model: ModelRef
     clients: tuple[ListedClient, ...]
     next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """One batch, the mean of several in a row, or something else that befell a client.
+
+    Attributes:
+        version: Of the client's state, after the last of it.
+        at: When that was stored, in UTC.
+        batches: How many, 0 for what is no batch.
+        images: Of these batches.
+        signals: Means by name: what the adapter measured; `agreement`, the share of images on which adapted and frozen
+            predictions agree; `frozen`, the share of batches that the frozen model answered.
+        events: What else befell the client and how often, such as `reset`, `rollback`, `takeover` or `skipped`.
+        prior: Estimated share of each class; empty if there is none. [K]
+        modules: How far modules have moved, relative to their size; of one batch in 8, else empty.
+        verdict: What labels showed by then; None if nobody compared.
+        taken_over_from: Replica that had the client before, where another one took over.
+    """
+
+    version: int
+    at: datetime
+    batches: int
+    images: int
+    signals: Mapping[str, float]
+    events: Mapping[str, int]
+    prior: tuple[float, ...] = ()
+    modules: Mapping[str, float] = field(default_factory=dict)
+    verdict: str | None = None
+    taken_over_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What became of a client, the oldest first; the older, the coarser.
+
+    Attributes:
+        classes: Names of the classes. [K]
+        training_prior: Share of each class that the model was trained on; empty if it does not say. [K]
+    """
+
+    client_id: str
+    model: ModelRef
+    classes: tuple[str, ...]
+    training_prior: tuple[float, ...]
+    points: tuple[TimelinePoint, ...]
 
 
 @dataclass(frozen=True, slots=True)

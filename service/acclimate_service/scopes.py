@@ -189,6 +189,7 @@ class Scopes:
             journal=settings.journal,
             strict_engine=settings.strict_replay,
             keep=settings.keep_snapshots if own else 0,
+            timeline=settings.timeline and own,
         )
         lineage = self.lineage if own else self.lineage.beside()
         watching = observer or StateMetrics(CollectorRegistry())

@@ -23,6 +23,7 @@ from acclimate_service.clients.feedback import Feedback
 from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply
 from acclimate_service.clients.roster import Roster
 from acclimate_service.clients.sessions import Sessions
+from acclimate_service.clients.timelines import Timelines
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
@@ -101,6 +102,7 @@ class Service:
     engine: Engine
     clients: Clients
     roster: Roster
+    timelines: Timelines
     feedback: Feedback
     fleet: Fleet | None
     arms: Arms | None
@@ -278,7 +280,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     wire, store = redis.wire, redis.store
     lineage = await _lineage(settings, shared, bundle, configurations)
     bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
-    steps = Steps(bundle, configurations, metrics, budget, settings.influence, settings.ask_budget)
+    steps = Steps(bundle, configurations, metrics, budget, settings.influence, settings.ask_budget, settings.timeline)
     machine = AdapterMachine(
         bundle,
         configurations,
@@ -342,6 +344,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         ),
         clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
         roster=Roster(Listing(wire, settings.tenant, lineage.scope), configurations, fleet),
+        timelines=Timelines(store, lineage.scope, on=settings.timeline),
         feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),
         fleet=fleet,
         arms=arms,

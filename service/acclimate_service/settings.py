@@ -185,6 +185,9 @@ class Settings(BaseSettings):
     journal: bool = True
     """Keep the batches of large states in Redis until a snapshot covers them; without, each writes the whole state."""
 
+    timeline: bool = True
+    """Keep what became of each client, the older the coarser, to be seen at `/ui`."""
+
     strict_replay: bool = False
     """Refuse to compute again what another device or version of torch computed, instead of counting it. The memory
     layout of passes, which each replica else chooses by trying, is then the same on all."""

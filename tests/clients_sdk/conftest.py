@@ -77,6 +77,9 @@ def usual_answer(request: Recorded) -> Reply:
     if request.path.endswith("/feedback"):
         rows = {"counted": 1, "duplicate": 2, "contradicting": 3, "unknown": 4}
         return Reply(body=known | {"state": state, "request_id": "r-2", "feedback": rows, "guard": guard()})
+    if request.path.endswith("/timeline"):
+        timeline = {"client_id": client_id, "model": MODEL, "classes": ["Shirt", "Dress"], "training_prior": [0.5, 0.5]}
+        return Reply(body=timeline | {"points": [timeline_point()], "later": 1})
     if request.path.endswith("/state"):
         exported = Reply(body=b"state", headers={"Content-Type": "application/octet-stream", "ETag": '"v5"'})
         return exported if request.method == "GET" else Reply(body=known | {"state": state})
@@ -98,6 +101,12 @@ def usual_answer(request: Recorded) -> Reply:
         return Reply(body={"live": True, "ready": True, "reason": None})
     stored = {"version": 5, "status": "warm", "bytes": 812, "tier": "redis", "durability": "always"}
     return Reply(body=known | {"state": stored | JOURNAL | {"expires_in_s": 2591999.5}, "guard": guard()})
+
+
+def timeline_point() -> dict[str, Any]:
+    counted = {"version": 5, "at": "2031-05-06T07:08:09.125Z", "batches": 2, "images": 40, "events": {"takeover": 1}}
+    measured = {"signals": {"entropy": 0.5, "frozen": 0}, "prior": [0.25, 0.75], "modules": {"bn.weight": 0.01}}
+    return counted | measured | {"verdict": "harmful", "taken_over_from": "replica-2", "later": 1}
 
 
 def predictions(request: Recorded) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_client import AdapterDescription, KeptState, ListedClient, StateInfo
+from acclimate_client import AdapterDescription, KeptState, ListedClient, StateInfo, TimelinePoint
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
@@ -51,6 +51,27 @@ def test_a_client_says_what_is_kept_of_it(client, server, play):
     about = {"client_id": "cam-7", "model": {"name": "m", "version": "1"}, "adapter": "atp"}
     server.play(play.reply(body={**about, "state": {**state, "kept": kept}}))
     assert client.get("cam-7").state.kept == (KeptState(3, datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC), 812),)
+
+
+def test_a_timeline_is_asked_for_by_time_and_resolution(client, server):
+    timeline = client.timeline("cam-7", since=datetime(2031, 5, 6, 7, tzinfo=UTC), resolution=60)
+    request = server.requests[-1]
+    assert (request.method, request.path) == ("GET", "/clients/cam-7/timeline")
+    assert request.query == {"since": ["2031-05-06T07:00:00+00:00"], "resolution": ["60"]}
+    assert (timeline.classes, timeline.training_prior) == (("Shirt", "Dress"), (0.5, 0.5))
+    (point,) = timeline.points
+    assert point == TimelinePoint(
+        version=5,
+        at=datetime(2031, 5, 6, 7, 8, 9, 125_000, UTC),
+        batches=2,
+        images=40,
+        signals={"entropy": 0.5, "frozen": 0.0},
+        events={"takeover": 1},
+        prior=(0.25, 0.75),
+        modules={"bn.weight": 0.01},
+        verdict="harmful",
+        taken_over_from="replica-2",
+    )
 
 
 def test_configure_sends_adapter_and_hyperparameters_and_says_whether_anything_changed(client, server):

@@ -56,6 +56,7 @@ OFF = {
     "adapters": ("atp", "memo"),
     "max_step_ms": 2000,
     "keep_snapshots": 0,
+    "timeline": False,
     "journal": False,
     "import_": False,
     "state_budget": 0.25,
@@ -370,6 +371,12 @@ def test_keep_snapshots(off, noise):
     for count in (2, 3, 4):
         send(off[0], "kept", noise[:count]).raise_for_status()
     assert off[0].http.get("/clients/kept").json()["state"]["kept"] == []
+
+
+def test_timeline(off, noise):
+    send(off[0], "unnoted", noise).raise_for_status()
+    assert off[0].http.get("/clients/unnoted/timeline").json()["code"] == "timeline_off"
+    assert not off[0].redis.keys("acc:{default/unnoted}:*:t")
 
 
 def test_secret(off):

@@ -84,6 +84,11 @@ class Atp:
         new = state.next(mean_direction(state.tensors, h.tensors, state.step + 1) if self.mode == "online" else {})
         return answer(model, new, x, h, new.tensors or h.tensors, model.source.rates or {})
 
+    def moved(self, model: FrozenModel, state: State) -> dict[str, Tensor]:
+        """Rate times mean direction, as `Moving.moved`; nothing in mode "batch", which keeps no direction."""
+        rates = model.source.rates or {}
+        return {name: rates[name] * mean for name, mean in state.tensors.items()}
+
     def sensitivity(self, model: FrozenModel) -> dict[str, float]:
         """How far an error of a direction moves its module, relative to the module's scale (`sensitivity.Tolerant`)."""
         rates = model.source.rates or {}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from acclimate_adapters.adapter import (
     Adapter,
+    Moving,
     Step,
     Uncorrectable,
     complete,
@@ -116,6 +117,10 @@ class Chain:
     def lesson_cost(self, model: FrozenModel, rows: int) -> Cost:
         """Of the weights, as `CostlyToTeach.lesson_cost`."""
         return lesson_cost(self.weights, model, rows)
+
+    def moved(self, model: FrozenModel, state: State) -> Mapping[str, Tensor]:
+        """By the weights, as `Moving.moved`."""
+        return self.weights.moved(model, part_of(state, self.weights)) if isinstance(self.weights, Moving) else {}
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""

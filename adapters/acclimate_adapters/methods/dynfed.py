@@ -113,6 +113,14 @@ class DynFed:
         step = answer(model, state.next(rate_tensors(rates) | mean), x, h, mean or h.tensors, rates)
         return replace(step, signals={**step.signals, **rate_signals(rates)})
 
+    def moved(self, model: FrozenModel, state: State) -> dict[str, Tensor]:
+        """Rate times mean direction, as `Moving.moved`; nothing in mode "batch", which keeps no direction."""
+        return {
+            name: state.tensors[RATE + name].item() * mean
+            for name, mean in state.tensors.items()
+            if not name.startswith(RATE)
+        }
+
     def _modules(self, model: FrozenModel) -> tuple[str, ...]:
         """Modules whose rate is not 0 at some time: the MLP moves every rate away from 0."""
         return active_modules(model) if self.arn == "identity" else model.modules

@@ -76,6 +76,10 @@ class Shot:
         """Forward and backward, as `Costly.cost`."""
         return gradient_pass(rows)
 
+    def moved(self, model: FrozenModel, state: State) -> dict[str, Tensor]:
+        """The parameters against the global ones, as `Moving.moved`."""
+        return {name: tensor.to(model.device) - model.tensor(name) for name, tensor in state.tensors.items()}
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         require_state(self, model, state)

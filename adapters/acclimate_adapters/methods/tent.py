@@ -96,6 +96,13 @@ class Tent:
         """Forward and backward, as `Costly.cost`."""
         return gradient_pass(rows)
 
+    def moved(self, model: FrozenModel, state: State) -> dict[str, Tensor]:
+        """The trained parameters against the global ones, as `Moving.moved`."""
+        return {
+            name: state.tensors[name].to(model.device) - model.tensor(name)
+            for name in affine_parameters(model, self.layers)
+        }
+
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
         require_state(self, model, state)

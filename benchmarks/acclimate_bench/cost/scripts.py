@@ -131,7 +131,7 @@ class Journalling:
         )
         took = time.perf_counter() - began
         self.basis = _only(Appended, outcome).basis
-        await self.store.journal.answer(self.client, attempt.rid, attempt.tag, ANSWER)
+        await self.store.journal.answer(self.client, MODEL, attempt.rid, attempt.tag, ANSWER)
         return took
 
 

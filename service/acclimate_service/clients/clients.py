@@ -26,6 +26,7 @@ from acclimate_service.state import (
     Present,
     StateError,
     VersionUnknown,
+    event,
 )
 
 
@@ -115,7 +116,7 @@ class Clients:
             async def change(present: Present[ClientState]) -> Change[ClientState]:
                 state = await self._new_states.enrolled(present.config, examples, turn.request.admit)
                 answer = {"adapter": state.state.adapter, "enrolled": len(examples.labels)}
-                return Change(present.config, state, orjson.dumps(answer))
+                return Change(present.config, state, orjson.dumps(answer), point=event("enrolled"))
 
             applied = await turn.session.apply(turn.request, change)
             await self._restart_evidence(request.client, applied)
@@ -142,7 +143,8 @@ class Clients:
             async def change(present: Present[ClientState]) -> Change[ClientState]:
                 precondition.check(present.seq)
                 state = await self._new_states.imported(present.config, data, turn.request.admit)
-                return Change(present.config, state, orjson.dumps({"adapter": state.state.adapter}))
+                answer = orjson.dumps({"adapter": state.state.adapter})
+                return Change(present.config, state, answer, point=event("imported"))
 
             applied = await turn.session.apply(turn.request, change)
             await self._restart_evidence(request.client, applied)
@@ -168,7 +170,7 @@ class Clients:
                     raise VersionUnknown(detail)
                 state = replace(earlier.state, record=None)  # labels told since are of rows that others answered
                 answer = {"adapter": state.state.adapter, "restored": earlier.seq}
-                return Change(earlier.config, state, orjson.dumps(answer), back=earlier.seq)
+                return Change(earlier.config, state, orjson.dumps(answer), back=earlier.seq, point=event("rollback"))
 
             applied = await turn.session.apply(turn.request, change)
             await self._restart_evidence(request.client, applied)
@@ -179,7 +181,7 @@ class Clients:
         async with self._sessions.turn(request) as turn:
             adapter = await self._replies.adapter_of(request.client)  # first: nothing may fail after the reset
             await turn.request.admit()
-            done = await turn.session.reset(turn.request)
+            done = await turn.session.reset(turn.request, point=event("reset"))
             await self._restart_evidence(request.client, done)
             return Reply(orjson.dumps({"adapter": adapter}), done.seq, "reset", committed=True, replayed=done.replayed)
 
@@ -211,7 +213,9 @@ class Clients:
         elif head is not None and configuration is not None:
             paused = head.paused if wanted.paused is None else wanted.paused
             try:
-                applied = await turn.session.reset(turn.request, configuration, wanted.paused)
+                applied = await turn.session.reset(
+                    turn.request, configuration, wanted.paused, point=event("configured")
+                )
             except ClientUnknown as unknown:
                 if unknown.committed:
                     raise
@@ -225,8 +229,9 @@ class Clients:
             if initial is not None and not (present.seq and self._has(config, configuration)):
                 config, state = initial.configuration, initial
             paused = present.paused if wanted.paused is None else wanted.paused
+            befell = "configured" if config != present.config else "paused" if paused else "resumed"
             answer = self._answer(config, paused=paused, changed=True)
-            return Change(config, state, answer, paused, chosen=configuration is not None)
+            return Change(config, state, answer, paused, chosen=configuration is not None, point=event(befell))
 
         applied = await turn.session.apply(turn.request, change)
         if head is None or not self._has(head.config, configuration):

@@ -108,7 +108,7 @@ class AdapterMachine:
             if isinstance(done, Exception):
                 raise done
             return done
-        shares = self.size(state) <= self._exact_above and self.steps.may_share(state.configuration)
+        shares = self.steps.may_share(state.configuration) and self.size(state) <= self._exact_above
         # by the estimate as it was at the start: those who wait were learned of at other times, and are compared
         rows, seconds = batch.shape[0], self._budget.seconds(state.configuration, batch.shape[0])
         return await self._worker.share(self.steps.take, job, rows if shares else None, start, seconds)

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from acclimate_adapters import State
@@ -24,12 +24,14 @@ class ClientState:
         state: its state.
         record: what the guard keeps.
         picture: digest of the client's latest batch if that was one picture, else empty.
+        point: of the client's timeline, if a batch led to this state; it is not kept with it.
     """
 
     configuration: str
     state: State
     record: Record | None = None
     picture: bytes = b""
+    point: bytes = field(default=b"", repr=False, compare=False)
 
 
 def pack(state: ClientState, budget: float, weights: Mapping[str, float]) -> bytes:

@@ -20,7 +20,7 @@ from acclimate_adapters.labels import Informed, Learning
 from acclimate_adapters.merged import Work, guarded_slices
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.guard.record import Label, Record, Tally
-from acclimate_service.state import Batch
+from acclimate_service.state import Batch, event
 from acclimate_store import Bundle
 
 Taking: TypeAlias = Generator[None, None, tuple[ClientState, bytes]]
@@ -28,6 +28,7 @@ _FEEDBACK: Final = b"feedback"
 _EXAMPLES: Final = b"examples"
 _PAIRS: Final = b"pairs"
 _COUNTED: Final = b"counted "
+_LABELS: Final = event("labels")
 _ON_LOOP: Final = 16 * 1024
 """Bytes of labels that are counted within two milliseconds; more would hold up the event loop."""
 
@@ -103,7 +104,7 @@ def _take_pairs(state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
     """What was answered stands for the frozen prediction, and what the candidate would have for the adapted one."""
     request_id, given, would = orjson.loads(bytes(batch.data))
     record = (state.record or Record()).append(request_id, given, would, answering="frozen")
-    return replace(state, record=record), b"{}"
+    return replace(state, record=record, point=b""), b"{}"
 
 
 def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
@@ -116,7 +117,7 @@ def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batc
         frozen, _, labels, *by_arm = torch.from_numpy(new)
         predicted = torch.stack([frozen, *by_arm], dim=1) if by_arm else None
         learned = _learned(adapter, bundle, state.state, Labelled(labels, predicted=predicted))
-    after = replace(state, state=learned, record=record if state.record else None)
+    after = replace(state, state=learned, record=record if state.record else None, point=_LABELS)
     return after, _answer(adapter, after, record, tally)
 
 
@@ -136,7 +137,7 @@ def _take_examples(adapter: Adapter, bundle: Bundle, state: ClientState, batch: 
         first = frozen.argmax(dim=-1, keepdim=True)
         predicted = None if step.by_arm is None else torch.cat([first, step.by_arm], dim=1)
         learned = _learned(adapter, bundle, state.state, Labelled(torch.tensor(labels), model.batch(x), predicted))
-    after = replace(state, state=learned, record=record)
+    after = replace(state, state=learned, record=record, point=_LABELS)
     return after, _answer(adapter, after, record, Tally(counted=len(labels)))
 
 

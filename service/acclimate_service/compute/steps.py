@@ -17,6 +17,7 @@ from acclimate_adapters import ConfigurationError, Step
 from acclimate_adapters.adapter import Sliced
 from acclimate_adapters.labels import Informed
 from acclimate_adapters.merged import Work, attempt, guarded_slices, guarded_steps, in_torch, mergeable
+from acclimate_adapters.movement import movement
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import PICTURE_BYTES, ClientState
 from acclimate_service.compute.costs import StepBudget
@@ -26,7 +27,7 @@ from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import EVERY, Decision, by_own
 from acclimate_service.guard.record import Record
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import Batch
+from acclimate_service.state import Batch, Point
 from acclimate_store import Bundle
 
 GUARD_SAID: Final = b',"guard":{"answering":'
@@ -40,6 +41,28 @@ _PACED: Final = 1024
 _LEARNED: Final = 0.1
 """Weight of the latest step in what is expected of the next."""
 _ADAPTED: Final = Decision("adapted", "fleet_not_behind")
+_SHOWN: Final = (
+    "entropy",
+    "frozen_entropy",
+    "shift",
+    "label_shift",
+    "uncertainty_shift",
+    "representation_shift",
+    "learning_rate",
+    "mean_rate",
+    "alignment",
+    "differing",
+    "agreed",
+)
+"""Signals that the timeline shows."""
+_BY_ROW: Final = ("global_weight",)
+"""Those with a number for each image, of which it shows the mean."""
+_BEFELL: Final = ("skipped", "fallback", "collapsed", "restarted")
+"""Those that are shown as events, wherever they are not 0."""
+_LONGEST_PRIOR: Final = 128
+"""Most classes of a prior that the timeline shows."""
+_MOVEMENT_EVERY: Final = 8
+"""Batches between two measurements of how far the modules have moved, which reads the whole state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +137,7 @@ class Steps:
     Args:
         bundle, configurations, metrics: of the service.
         budget: knows what steps were expected to take; others may use the machine, too.
-        ask_budget: as in `Settings`.
+        ask_budget, timeline: as in `Settings`.
 
     Attributes:
         influence: as in `Settings`.
@@ -128,6 +151,7 @@ class Steps:
         budget: StepBudget,
         influence: float = 0.0,
         ask_budget: float = 0.0,
+        timeline: bool = False,
     ) -> None:
         self._bundle = bundle
         self._configurations = configurations
@@ -136,6 +160,7 @@ class Steps:
         self._pace: dict[str, float] = {}  # of each configuration, how many times what was expected its steps take
         self.influence = influence
         self._ask_budget = ask_budget
+        self._timeline = timeline
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
         self.is_informed = lru_cache(_KEPT)(self._is_informed)
@@ -233,7 +258,8 @@ class Steps:
         self._metrics.skipped_rows.inc(round(cast(float, step.signals["skipped"]) * len(step.logits)))
         answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:
-            return ClientState(state.configuration, step.state, picture=picture), answer(step.logits)
+            point = self._point(state.configuration, step, {}, "") if self._timeline else b""
+            return ClientState(state.configuration, step.state, picture=picture, point=point), answer(step.logits)
         before = state.record or Record()
         against = parameters.against
         by_policy = against.get(state.configuration) or against.get(EVERY, _ADAPTED)
@@ -246,11 +272,44 @@ class Steps:
         switched, guard = decision.answer != before.answering, None
         if switched or decision.answer == "frozen":
             guard = {"answering": decision.answer, "because": decision.because, "switched": switched}
-        after = ClientState(state.configuration, step.state, record, picture)
+        point = b""
+        if self._timeline:
+            same = sum(map(int.__eq__, frozen, adapted)) / len(frozen)
+            compared = {"agreement": same, "frozen": float(decision.answer == "frozen")}
+            verdict = "undecided" if own is None else "harmful" if own.answer == "frozen" else "trusted"
+            point = self._point(state.configuration, step, compared, verdict)
+        after = ClientState(state.configuration, step.state, record, picture, point)
         # a verdict decides who answers: there is nothing to be asked any more, unless arms are to be chosen
         decides = by_arm or (own is None and frozen != adapted)
         asking = decides and parameters.asks and self._ask_budget > 0
         return after, answer(given, guard, parameters.request_id, record.worth(self._ask_budget) if asking else ())
+
+    def _point(self, configuration: str, step: Step, compared: Mapping[str, float], verdict: str) -> bytes:
+        """What the timeline says of a batch, as `Point.encode`.
+
+        Args:
+            configuration: of the client.
+            step: the step.
+            compared: what became of adapted and frozen predictions; empty where nobody compares them.
+            verdict: of the guard, empty where there is none.
+        """
+        signals = step.signals
+        measured: dict[str, Any] = {name: signals[name] for name in _SHOWN if name in signals}
+        prior = signals.get("prior")
+        if isinstance(prior, tuple) and len(prior) <= _LONGEST_PRIOR:
+            measured["prior"] = prior
+        for name in _BY_ROW:
+            if isinstance(each := signals.get(name), tuple) and each:
+                measured[name] = sum(each) / len(each)
+        if step.state.step % _MOVEMENT_EVERY == 1 and (
+            modules := movement(self._configurations.adapter(configuration), self._bundle.model, step.state)
+        ):
+            measured["modules"] = modules
+        befell = {name: 1 for name in _BEFELL if signals.get(name)}
+        point = Point(
+            batches=1, rows=len(step.logits), measured={**measured, **compared}, events=befell, verdict=verdict
+        )
+        return point.encode()
 
 
 def _picture(batch: Batch) -> bytes:

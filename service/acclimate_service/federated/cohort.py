@@ -43,6 +43,7 @@ from acclimate_service.state import (
     StoreUnavailable,
     Tasks,
     always,
+    event,
     new_id,
     random_rid,
 )
@@ -218,7 +219,9 @@ class Rounds:
             except AcclimateError as error:
                 raise _SitsOut from error
             answer = {"adapter": adapter.name, "round": r + 1}
-            return Change(present.config, replace(present.state, state=state), orjson.dumps(answer))
+            return Change(
+                present.config, replace(present.state, state=state), orjson.dumps(answer), point=event("round")
+            )
 
         return await self._worker.run(work, turn.request.admit)
 

@@ -18,6 +18,8 @@ NEEDS: Final = {
     "GET /clients": "read",
     "GET /clients/{client_id}": "read",
     "GET /clients/{client_id}/state": "read",
+    "GET /clients/{client_id}/timeline": "read",
+    "GET /clients/{client_id}/timeline/live": "read",
     "PUT /clients/{client_id}": "write",
     "DELETE /clients/{client_id}": "write",
     "POST /clients/{client_id}/enroll": "write",

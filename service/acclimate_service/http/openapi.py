@@ -17,6 +17,7 @@ ClientId = Annotated[
 ]
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
+EVENTS: Final = "text/event-stream"
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _TAGS: Final = {
     "batches": "Images in, predictions out.",
@@ -46,6 +47,7 @@ _HEADERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         "Versions that may be replaced, as ETags, or `*` for any.",
         {"type": "string", "pattern": '^(\\*|"v[0-9]{1,15}"(, *"v[0-9]{1,15}")*)$'},
     ),
+    "Last-Event-ID": ("Version after which to go on.", {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}),
     "Inference-Header-Content-Length": ("How many bytes of the body are JSON.", {"type": "integer", "minimum": 1}),
 }
 CHANGING: Final = ("Idempotency-Key", "X-Request-Timeout-Ms")
@@ -64,6 +66,11 @@ def images_of(document: type[schemas.Document], form: type[schemas.Document]) ->
     """Bodies of images: JSON, a form, or anything else that images are read from."""
     others = {media_type: _BINARY for media_type in MEDIA_TYPES if media_type not in (JSON, "multipart/form-data")}
     return {**json_of(document), "multipart/form-data": {"schema": ref(form)}, **others}
+
+
+def events_of(document: type[schemas.Document]) -> Content:
+    """Server-sent events, whose data are such documents."""
+    return {EVENTS: {"schema": ref(document)}}
 
 
 def bytes_of(media_type: str = BYTES) -> Content:

@@ -268,6 +268,40 @@ class Clients(Document):
     next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
 
 
+class TimelinePoint(Document):
+    """One batch, the mean of several in a row, or something else that befell a client."""
+
+    version: Annotated[Count, Field(description="Of the state, after the last of it.")]
+    at: Annotated[datetime, Field(description="When that was stored.")]
+    batches: Annotated[Count, Field(description="0 for what is no batch.")]
+    images: Count
+    signals: Annotated[
+        dict[str, float],
+        Field(
+            description="Means of what the adapter measured, of `agreement`, the share of images on which adapted and "
+            "frozen predictions agree, and of `frozen`, the share of batches that the frozen model answered."
+        ),
+    ]
+    prior: Annotated[Absent[list[Probability]], Field(description="Estimated share of each class.")] = None
+    modules: Annotated[
+        Absent[dict[str, Annotated[float, Field(ge=0)]]],
+        Field(description="How far modules have moved, relative to their size; of one batch in 8."),
+    ] = None
+    events: Annotated[dict[str, Count], Field(description="What else befell the client, and how often.")]
+    verdict: Absent[Verdict] = None
+    taken_over_from: Annotated[Absent[str], Field(description="Replica that had the client before.")] = None
+
+
+class Timeline(Document):
+    """What became of a client, the oldest first; the older, the coarser."""
+
+    client_id: str
+    model: ModelName
+    classes: list[str]
+    training_prior: Annotated[list[Probability] | None, Field(description="Of the model; null if it has none.")]
+    points: list[TimelinePoint]
+
+
 # what is served
 
 
@@ -590,6 +624,8 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     ModelEvidence,
     Client,
     Clients,
+    Timeline,
+    TimelinePoint,
     Adapters,
     Models,
     Live,

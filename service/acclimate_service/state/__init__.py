@@ -18,7 +18,7 @@ from acclimate_service.state.contract import (
     Start,
     always,
 )
-from acclimate_service.state.encoding import Batch, hashing
+from acclimate_service.state.encoding import Batch, Point, event, hashing
 from acclimate_service.state.errors import (
     ClientDeleted,
     ClientUnknown,
@@ -65,6 +65,7 @@ from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.session import Session
 from acclimate_service.state.store import StateStore
 from acclimate_service.state.tasks import Tasks
+from acclimate_service.state.timeline import coarser
 
 __all__ = [
     "DEADLINE",
@@ -100,6 +101,7 @@ __all__ = [
     "OutOfOrder",
     "Paused",
     "Places",
+    "Point",
     "Policy",
     "Present",
     "Probe",
@@ -131,7 +133,9 @@ __all__ = [
     "check_model",
     "check_windows",
     "clients_of_version",
+    "coarser",
     "connect",
+    "event",
     "find_server",
     "fingerprint",
     "hashing",

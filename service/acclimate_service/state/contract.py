@@ -6,7 +6,19 @@ from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from acclimate_service.state.encoding import Batch
 
-S = TypeVar("S")
+
+class Stated(Protocol):
+    """A state of a client, whatever it is."""
+
+    @property
+    def point(self) -> bytes:
+        """What the timeline is to say of the batch that led to it, as `Point.encode`; empty for nothing."""
+        ...
+
+
+S = TypeVar("S", bound=Stated)
+Stored = TypeVar("Stored")
+"""A state, or its bytes."""
 Start: TypeAlias = Callable[[], Awaitable[None]]
 Status: TypeAlias = Literal["cold", "reset", "restored", "rolled_back", "warm"]
 Replayed: TypeAlias = Literal["none", "stored", "recomputed", "unavailable"]
@@ -120,7 +132,7 @@ class Earlier(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[S]):
+class Change(Generic[Stored]):
     """What takes the place of a whole state.
 
     Args:
@@ -129,14 +141,16 @@ class Change(Generic[S]):
         paused: whether batches are no longer folded in from now on; None leaves that as it is.
         back: version that this is again: what was kept of it and since is forgotten; 0 for something new.
         chosen: whether somebody chose the configuration for the client, so that it outlives versions of the model.
+        point: of the client's timeline, as `timeline` encodes it; empty for none.
     """
 
     config: str
-    state: S
+    state: Stored
     answer: bytes = field(repr=False)
     paused: bool | None = None
     back: int = 0
     chosen: bool = False
+    point: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +194,14 @@ class Policy:
         journal: False where inputs may not be kept: every batch then writes the whole state.
         strict_engine: refuse to replay what another engine computed, instead of counting it.
         keep: earlier states of a client that are kept to go back to.
+        timeline: whether what becomes of a client is noted.
     """
 
     config: str
     journal: bool = True
     strict_engine: bool = False
     keep: int = 0
+    timeline: bool = False
 
 
 class Lineage(Protocol):

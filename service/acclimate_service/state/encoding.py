@@ -8,6 +8,8 @@ state (8), length of the adapter name (1), the name, the state. Its SHA-256 lies
 An entry, which a journal keeps until a snapshot covers it: magic `ACCJ`, format (1), CRC-32 of all that follows (4);
 version (8), batches skipped before it (8), client digest (16), lengths of engine, dtype (1 each), parameters (4) and
 data (8), number of dimensions (1); then engine, dtype, dimensions (4 each), parameters, data.
+
+A point of a timeline is text: version, time, the replica before if it was another one, and JSON, between bars.
 """
 
 import asyncio
@@ -15,11 +17,13 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+
+import orjson
 
 from acclimate_service.state.errors import StateCorrupt
 from acclimate_service.state.records import Restored
@@ -38,6 +42,9 @@ ITEM_BYTES: Final = {"uint8": 1, "float16": 2, "float32": 4}
 """Bytes per element of the accepted dtypes; elements are little-endian."""
 _ON_LOOP: Final = 256 * 1024
 """Bytes hashed in well below a millisecond; more would stall the event loop."""
+_DIGITS: Final = ".4g"
+"""How precisely a point of a timeline is kept."""
+Measured: TypeAlias = float | Sequence[float] | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,3 +231,101 @@ def _parsed(body: memoryview, client: ClientScope, seq: int) -> Entry:
     sides = struct.unpack(f">{dimensions}I", shape)
     batch = Batch(bytes(dtype).decode(), sides, data, bytes(parameters), skipped)
     return Entry(seq, batch, bytes(engine).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One batch, several in a row, or something else that befell a client.
+
+    Args:
+        version: of the client's state, after the last of it.
+        at_ms: when that was stored (Unix milliseconds).
+        batches: how many, 0 for what is no batch.
+        rows: images of these batches.
+        measured: their means, by name: numbers, vectors, or numbers by name.
+        events: what else befell it, and how often.
+        verdict: of the guard, after the last of it; empty if there was none.
+        replica: that had the client before, where another one took over; the last of them.
+    """
+
+    version: int = 0
+    at_ms: float = 0.0
+    batches: int = 0
+    rows: int = 0
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+    verdict: str = ""
+    replica: str = ""
+
+    def encode(self) -> bytes:
+        """What is not known before it is stored is left out: its version, time and replica."""
+        measured = {
+            name: float(format(value, _DIGITS)) if isinstance(value, float) else _rounded(value)
+            for name, value in self.measured.items()
+        }
+        return orjson.dumps([self.batches, self.rows, measured, self.events, self.verdict])
+
+    @classmethod
+    def decode(cls, stored: bytes) -> "Point":
+        """A point as it is stored.
+
+        Raises:
+            StateCorrupt: it is none.
+        """
+        try:
+            version, at_ms, replica, content = stored.split(b"|", 3)
+            batches, rows, measured, events, verdict = orjson.loads(content)
+            measured = {name: value for name, value in measured.items() if value is not None}  # was not finite
+            if replica:
+                events["takeover"] = max(1, events.get("takeover", 0))
+            return cls(int(version), float(at_ms), batches, rows, measured, events, verdict, replica.decode())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StateCorrupt(f"a point of a timeline cannot be read: {error!r}") from error
+
+    def store(self) -> bytes:
+        """As it is stored, once it is known whole."""
+        return b"|".join((b"%d" % self.version, b"%.3f" % self.at_ms, self.replica.encode(), self.encode()))
+
+    def then(self, later: "Point") -> "Point":
+        """Both as one."""
+        events = {
+            name: self.events.get(name, 0) + later.events.get(name, 0) for name in {**self.events, **later.events}
+        }
+        return replace(
+            later,
+            batches=self.batches + later.batches,
+            rows=self.rows + later.rows,
+            measured={
+                name: _mean(self.measured.get(name), self.batches, later.measured.get(name), later.batches)
+                for name in {**self.measured, **later.measured}
+            },
+            events=events,
+            verdict=later.verdict or self.verdict,
+            replica=later.replica or self.replica,
+        )
+
+
+def event(name: str) -> bytes:
+    """A point that is no batch, as `Point.encode`."""
+    return Point(events={name: 1}).encode()
+
+
+def _rounded(value: Any) -> Measured:
+    if isinstance(value, Mapping):
+        return {name: float(format(each, _DIGITS)) for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [float(format(each, _DIGITS)) for each in value]
+    return float(format(value, _DIGITS))
+
+
+def _mean(one: Any, weight: int, other: Any, further: int) -> Measured:
+    """Of two values, by their weights; the later one where they are not of one kind, or only one is there."""
+    if one is None or other is None:
+        return other if one is None else one  # type: ignore[no-any-return]
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return {name: _mean(one.get(name), weight, other.get(name), further) for name in {**one, **other}}  # type: ignore[misc]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_mean(a, weight, b, further) for a, b in zip(one, other, strict=True)]  # type: ignore[misc]
+    if isinstance(one, float | int) and isinstance(other, float | int) and weight + further:
+        return (weight * one + further * other) / (weight + further)
+    return other  # type: ignore[no-any-return]

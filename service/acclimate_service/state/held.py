@@ -24,7 +24,7 @@ from acclimate_service.state.contract import (
 from acclimate_service.state.journal import Fenced, Flipped, Stale
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.places import Places
-from acclimate_service.state.records import Basis, Conflict, Gone
+from acclimate_service.state.records import NO_NOTE, Basis, Conflict, Gone, Note
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.store import StateStore
@@ -36,11 +36,12 @@ _RECENT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """The answer of a journal entry, and whose it is."""
+    """The answer of a journal entry, whose it is, and the point of the timeline."""
 
     rid: str
     tag: str
     answer: bytes = field(repr=False)
+    note: Note = NO_NOTE
 
 
 @dataclass(slots=True)
@@ -122,6 +123,10 @@ class Context(Generic[S]):
         """Whether a state is so much smaller than its batch that it goes into its head whatever `inline_max` says."""
         return size <= min(batch_bytes, self.limits.full_max)
 
+    def note(self, point: bytes) -> Note:
+        """A point of the client's timeline, as it is stored."""
+        return Note(self.nonce.partition("~")[0], point) if point and self.policy.timeline else NO_NOTE
+
     async def pause(self) -> None:
         """A random moment, so that replicas that met do not meet again."""
         await asyncio.sleep(random.uniform(0, self.limits.jitter_ms) / 1000)
@@ -134,7 +139,7 @@ class Context(Generic[S]):
         """
         for seq, owed in sorted(track.owed.items()):
             if seq <= until:
-                await self.store.journal.answer(self.client, owed.rid, owed.tag, owed.answer)
+                await self.store.journal.answer(self.client, self.model, owed.rid, owed.tag, owed.answer, owed.note)
                 track.owed.pop(seq, None)
 
 

@@ -12,12 +12,14 @@ from acclimate_service.state.encoding import Batch, Entry, Sealed, encode_entry,
 from acclimate_service.state.errors import Effect, StateCorrupt
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import (
+    NO_NOTE,
     Attempt,
     Basis,
     Conflict,
     Gone,
     Head,
     Incomplete,
+    Note,
     Refused,
     Reply,
     Snapshot,
@@ -138,6 +140,7 @@ class Journal:
             client.journal(model),
             client.lease(model),
             client.snapshot(model, basis.sid),
+            client.timeline(model),
             *client.kept(model),
         )
         args: tuple[Argument, ...] = (
@@ -249,11 +252,15 @@ class Journal:
         )
         return flip_outcome(await self._wire.run(FLIP, keys, args))
 
-    async def answer(self, client: ClientScope, rid: str, tag: str, answer: bytes) -> AnswerOutcome:
+    async def answer(
+        self, client: ClientScope, model: str, rid: str, tag: str, answer: bytes, note: Note = NO_NOTE
+    ) -> AnswerOutcome:
         """Store the answer of an entry; from then on nobody takes the entry back. One too large is stored as empty."""
-        keys = (client.registry, client.markers, client.answers, client.answer_times)
+        keys = (client.registry, client.markers, client.answers, client.answer_times, *client.noted(model))
         kept = answer if len(answer) <= self._limits.answer_max else b""
-        args = (rid, tag, kept, self._limits.key_ttl_ms, self._limits.answer_bytes)
+        limits = self._limits
+        noted = (note.replica, note.point, limits.timeline_points, limits.state_ttl_ms)
+        args = (rid, tag, kept, limits.key_ttl_ms, limits.answer_bytes, *noted)
         return answer_outcome(await self._wire.run(ANSWER, keys, args))
 
     async def undo(

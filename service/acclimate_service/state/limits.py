@@ -35,6 +35,7 @@ class Limits:
         answer_max: largest answer stored for retries.
         answer_bytes: stored answers per client; the oldest go first.
         resend: how often a script without reply is sent again.
+        timeline_points: most points of a client's timeline, which is thinned out long before.
         tries: how often a change that met another one is attempted.
         jitter_ms: longest random pause before a repeat.
 
@@ -63,6 +64,7 @@ class Limits:
     answer_max: int = 64 * KIB
     answer_bytes: int = 4 * MIB
     resend: int = 2
+    timeline_points: int = 1024
     tries: int = 5
     jitter_ms: int = 20
 

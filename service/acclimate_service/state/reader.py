@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from acclimate_service.state.contract import Earlier, S, Status
-from acclimate_service.state.encoding import Batch
+from acclimate_service.state.encoding import Batch, event
 from acclimate_service.state.errors import KEPT_CHANGING, Contended, StateError, VersionUnknown
 from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter, Track
 from acclimate_service.state.journal import Busy, Opened
@@ -290,7 +290,9 @@ class Reader(Generic[S]):
         config = context.lineage.inherited(head.config, context.model, chosen) or context.policy.config
         if changing:
             version = context.lineage.version
-            done = await context.store.reset_from(context.client, context.model, basis, config, version)
+            done = await context.store.reset_from(
+                context.client, context.model, basis, config, version, context.note(event("model"))
+            )
             if not isinstance(done, Committed):
                 return None
             basis = done.basis

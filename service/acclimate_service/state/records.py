@@ -1,7 +1,7 @@
 """What the scripts take and answer, as frozen records, and how replies become records."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from acclimate_service.state.errors import Effect, StateCorrupt
 from acclimate_service.state.redis.keys import new_id
@@ -88,6 +88,17 @@ class Attempt:
     fingerprint: str
     number: int = 0
     tag: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A point of a client's timeline, and the replica that it is from; an empty one is not stored."""
+
+    replica: str = ""
+    point: bytes = field(default=b"", repr=False)
+
+
+NO_NOTE: Final = Note()
 
 
 @dataclass(frozen=True, slots=True)

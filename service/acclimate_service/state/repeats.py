@@ -75,10 +75,13 @@ class Repeats(Generic[S]):
         return await self._recompute(request, loaded, repeat, head)
 
     async def _recompute(self, request: Request, loaded: Loaded, repeat: Repeat, head: Head) -> Applied | None:
+        context = self._context
         owed = await self._reader.answer(loaded, head, request.rid, repeat.seq)
         if owed is None or owed.rid != request.rid:
             return None
-        kept = await self._context.store.journal.answer(self._context.client, owed.rid, owed.tag, owed.answer)
+        kept = await context.store.journal.answer(
+            context.client, context.model, owed.rid, owed.tag, owed.answer, owed.note
+        )
         if not isinstance(kept, Answered):
             return None
         return Applied(repeat.seq, repeat.life, repeat.model, kept.stored or owed.answer, "recomputed")

@@ -141,7 +141,7 @@ class Replay(Generic[S]):
         except Exception as error:
             raise StateUnreadable(f"the batch of version {seq} cannot be computed again: {error!r}") from error
         held.track.sizes[seq] = len(blob)
-        held.track.owed[seq] = Owed(written.rid, written.tag, answer)
+        held.track.owed[seq] = Owed(written.rid, written.tag, answer, context.note(state.point))
         self.held = held = replace(held, seq=seq, tag=written.tag, state=state)
         self.computed += 1
         seconds = context.clock() - began

@@ -224,13 +224,16 @@ class Session(Generic[S]):
         """
         return await self._repeats.known(request)
 
-    async def reset(self, request: Request, config: str = "", paused: bool | None = None) -> Applied:
+    async def reset(
+        self, request: Request, config: str = "", paused: bool | None = None, *, point: bytes = b""
+    ) -> Applied:
         """Take the client back to the initial state, under another configuration if one is given.
 
         Args:
             request: a repeated one does not reset again.
             config: adapter and hyper-parameters that were chosen for the client; empty keeps the present ones.
             paused: whether batches are no longer folded in from now on; None leaves that as it is.
+            point: of the client's timeline, as in `Change`.
 
         Raises:
             ClientUnknown, ClientDeleted, KeyReused, KeyUsedBeforeDelete, Contended: it was refused.
@@ -240,7 +243,13 @@ class Session(Generic[S]):
         context = self._context
         attempt = Attempt(request.rid, request.fingerprint, request.number)
         outcome = await context.store.reset(
-            context.client, context.model, attempt, config, paused, version=context.lineage.version
+            context.client,
+            context.model,
+            attempt,
+            config,
+            paused,
+            version=context.lineage.version,
+            note=context.note(point),
         )
         match outcome:
             case Committed(seq=seq, life=life):

@@ -13,6 +13,7 @@ from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import (
+    NO_NOTE,
     Absent,
     Attempt,
     Basis,
@@ -26,6 +27,7 @@ from acclimate_service.state.records import (
     Kept,
     Loaded,
     Moved,
+    Note,
     ReadOutcome,
     Reply,
     ResetOutcome,
@@ -40,6 +42,7 @@ from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id, random_rid
 from acclimate_service.state.redis.scripts import CHOOSE, COMMIT, DELETE, DESCRIBE, LOAD, MEND, RESET
 from acclimate_service.state.redis.wire import Argument, Wire
+from acclimate_service.state.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class StateStore:
     A change is a compare-and-set on the tag of the last one, so a state computed on another basis is never written.
     Cancelling a caller leaves what was sent running. All methods take `model`, the content hash of the frozen model (16
     hex digits; anything else is a ValueError), and raise StoreUnavailable or StoreFull, whose `committed` says whether
-    the change may still land. `journal` writes the journals of large states, `entries` reads them.
+    the change may still land. `journal` writes the journals of large states, `entries` reads them, and `timeline`
+    what became of clients.
 
     Args:
         wire: exchanges with Redis; the store closes it.
@@ -79,6 +83,7 @@ class StateStore:
         self._lifetimes = (limits.state_ttl_ms, limits.key_ttl_ms, limits.key_min_ms, limits.key_cap)
         self.journal = Journal(wire, limits)
         self.entries = Entries(wire, limits)
+        self.timeline = Timeline(wire)
 
     async def load(self, client: ClientScope, model: str, rid: str | None = None, sid: str = "") -> Loaded:
         """Read the head, the life of the client, and what is known of one request.
@@ -102,6 +107,7 @@ class StateStore:
             client.journal(model),
             client.snapshot(model, sid),
             client.lease(model),
+            client.timeline(model),
         )
         return loaded(await self._wire.run(LOAD, keys, (rid or "", sid, self._limits.state_ttl_ms, model)))
 
@@ -155,6 +161,7 @@ class StateStore:
         inline: bool = False,
         keep: int = 0,
         version: str = "",
+        note: Note = NO_NOTE,
     ) -> CommitOutcome:
         """Replace the whole state by the one computed on `basis`, and remember the request and its answer.
 
@@ -170,6 +177,7 @@ class StateStore:
             keep: how many earlier states to keep, the one that is replaced among them if it is time for one; 0 leaves
                 them as they are.
             version: key of the model version that made the state; empty for that of the scope.
+            note: of the client's timeline.
         """
         limits, state = self._limits, change.state
         sealed = await hashing(partial(seal, client, model, adapter, basis.seq + 1, state), len(state))
@@ -184,6 +192,7 @@ class StateStore:
             client.journal(model),
             client.snapshot(model, basis.sid),
             client.snapshot(model, sid),
+            client.timeline(model),
             *(client.kept(model) if keep or change.back or not basis.seq else ()),
         )
         args: tuple[Argument, ...] = (
@@ -211,6 +220,9 @@ class StateStore:
             change.back,
             version,
             _flag(change.chosen),
+            note.replica,
+            note.point,
+            limits.timeline_points,
         )
         return commit_outcome(await self._wire.run(COMMIT, keys, args), attempt, sid)
 
@@ -223,6 +235,7 @@ class StateStore:
         paused: bool | None = None,
         *,
         version: str = "",
+        note: Note = NO_NOTE,
     ) -> ResetOutcome:
         """Go back to the initial state, at a new version.
 
@@ -233,6 +246,7 @@ class StateStore:
             config: adapter and hyper-parameters that were chosen for the client; empty keeps the present ones.
             paused: as in `commit`.
             version: key of the model version that begins it; empty for that of the scope.
+            note: of the client's timeline.
 
         Returns:
             Conflict only after `tries` attempts that all met another change.
@@ -241,7 +255,7 @@ class StateStore:
         refused: Conflict | Absent = Conflict(basis.life, None)
         for _ in range(self._limits.tries):
             with doubt:
-                outcome = await self._reset(client, model, basis, attempt, config, paused, version)
+                outcome = await self._reset(client, model, basis, attempt, config, paused, version, note)
             if not isinstance(outcome, Conflict | Absent):
                 return outcome
             refused = outcome
@@ -253,10 +267,12 @@ class StateStore:
         return replace(refused, committed=doubt.committed)
 
     async def reset_from(
-        self, client: ClientScope, model: str, basis: Basis, config: str, version: str
+        self, client: ClientScope, model: str, basis: Basis, config: str, version: str, note: Note = NO_NOTE
     ) -> ResetOutcome:
         """Go back to the initial state, unless another change came since `basis`; arguments as in `reset`."""
-        return await self._reset(client, model, basis, Attempt(random_rid(), ""), config, None, version, compare=True)
+        return await self._reset(
+            client, model, basis, Attempt(random_rid(), ""), config, None, version, note, compare=True
+        )
 
     async def delete(self, client: ClientScope) -> DeleteOutcome:
         """Remove a client from every model scope; deleting it again does nothing.
@@ -290,6 +306,7 @@ class StateStore:
             client.head(model): "hash",
             client.journal(model): "hash",
             client.lease(model): "string",
+            client.timeline(model): "list",
             **dict.fromkeys(client.kept(model), "hash"),
         }
         reply = await self._wire.run(MEND, tuple(keys), tuple(keys.values()))
@@ -318,6 +335,7 @@ class StateStore:
         config: str,
         paused: bool | None,
         version: str,
+        note: Note,
         *,
         compare: bool = False,
     ) -> ResetOutcome:
@@ -327,6 +345,7 @@ class StateStore:
             client.journal(model),
             client.lease(model),
             client.snapshot(model, basis.sid),
+            client.timeline(model),
         )
         args: tuple[Argument, ...] = (
             attempt.rid,
@@ -340,6 +359,9 @@ class StateStore:
             _flag(paused),
             version,
             _flag(bool(config) and not compare),
+            note.replica,
+            note.point,
+            self._limits.timeline_points,
             *((basis.tag,) if compare else ()),
         )
         return reset_outcome(await self._wire.run(RESET, keys, args), attempt)
@@ -371,7 +393,7 @@ class StateStore:
         args: list[Argument] = [registry.life, new_id(), self._limits.tombstone_ttl_ms, len(registry.scopes)]
         for model, sid in registry.scopes.items():
             keys += [client.head(model), client.journal(model), client.lease(model), client.snapshot(model, sid)]
-            keys += client.kept(model)
+            keys += [client.timeline(model), *client.kept(model)]
             args += [model, sid]
         for sid, model in registry.uploads.items():
             keys.append(client.snapshot(model, sid))

@@ -16,6 +16,7 @@ from acclimate_service.state.places import Places
 from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
 from acclimate_service.state.tasks import Tasks
+from acclimate_service.state.timeline import RATIO
 
 WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused
 Appending: TypeAlias = asyncio.Task[AppendOutcome]
@@ -84,7 +85,8 @@ class Writer(Generic[S]):
         if not context.written_whole(len(data), batch.nbytes):
             return await self._outgrown(held, attempt, batch, state, answer)
         inline = context.outweighed(len(data), batch.nbytes)
-        return await self._commit(held, attempt, Change(held.config, state, answer), data, inline=inline)
+        change = Change(held.config, state, answer, point=state.point)
+        return await self._commit(held, attempt, change, data, inline=inline)
 
     async def _commit(
         self, held: Held[S], attempt: Attempt, change: Change[S], data: bytes, *, inline: bool = False
@@ -108,6 +110,7 @@ class Writer(Generic[S]):
                 inline=inline,
                 keep=keep,
                 version=context.lineage.version,
+                note=context.note(change.point),
             )
         context.observer.wrote("full", _name(outcome))
         if not isinstance(outcome, Committed):
@@ -206,7 +209,7 @@ class Writer(Generic[S]):
             return self._refused(held, outcome)
         seq = outcome.basis.seq
         held.track.sizes[seq] = batch.nbytes
-        held.track.owed[seq] = Owed(attempt.rid, attempt.tag, answer)
+        held.track.owed[seq] = Owed(attempt.rid, attempt.tag, answer, self._context.note(state.point))
         touched = sent if outcome.touched else held.touched
         following = replace(held.at(outcome.basis, attempt.number), state=state, touched=touched)
         applied = self._applied(following, answer)
@@ -239,6 +242,8 @@ class Writer(Generic[S]):
         return None
 
     def _applied(self, held: Held[S], answer: bytes) -> Applied:
+        if self._context.policy.timeline and held.seq % RATIO == 0:
+            self._tasks.start("timeline", self._context.store.timeline.thin(self._context.client, self._context.model))
         self._memory.acknowledge(replace(held, status="warm", lost=0))
         return Applied(held.seq, held.life, self._context.model, answer, "none", held.status, held.lost)
 

@@ -30,7 +30,7 @@ from acclimate_service.guard.evidence import Counts, gain, verdict
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.logs import hashed
 from acclimate_service.metrics import Metrics
-from acclimate_service.state import Batch, Change, Present
+from acclimate_service.state import Batch, Change, Present, event
 
 PATIENCE_S: Final = 60.0
 _log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class PairedTrial:
         async def restart(present: Present[ClientState]) -> Change[ClientState]:
             if not present.seq or present.paused or present.config != self.champion.default:
                 raise _Stays
-            return Change(self.challenger, initial, b"{}")
+            return Change(self.challenger, initial, b"{}", point=event("promoted"))
 
         client, request = request.client, derived(request, "")
         history = f"{client.rid('')}\0{request.life}\0{self.challenger}"

@@ -32,6 +32,7 @@ QUICK = {
     "20 TTL in chunk",
     "21 journal cap",
     "kept states in DELETE",
+    "timeline in DELETE",
     "number check",
     "pause check",
 }

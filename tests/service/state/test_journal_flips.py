@@ -115,7 +115,7 @@ async def test_an_answer_too_large_to_store_still_guards_its_entry(make_driver):
     owner = await owner_of(driver)
     before, attempt = owner.basis, driver.attempt("k")
     await owner.append(attempt=attempt)
-    await owner.journal.answer(driver.client, attempt.rid, attempt.tag, b"1234")
+    await owner.journal.answer(driver.client, driver.model, attempt.rid, attempt.tag, b"1234")
     assert await owner.append("k") == Repeat(1, driver.model, None)
     assert await owner.undo(before, attempt) == Answered()
 
@@ -142,7 +142,7 @@ async def test_an_answered_entry_is_not_undone(driver):
     owner = await owner_of(driver)
     before, attempt = owner.basis, driver.attempt("k")
     await owner.append(attempt=attempt)
-    await owner.journal.answer(driver.client, attempt.rid, attempt.tag, b"told")
+    await owner.journal.answer(driver.client, driver.model, attempt.rid, attempt.tag, b"told")
     assert await owner.undo(before, attempt) == Answered()
     assert (await driver.load()).head.seq == 1
 
@@ -179,7 +179,7 @@ async def test_every_key_of_a_journal_expires_and_the_head_goes_first(make_drive
     await owner.snapshot()
     attempt = driver.attempt()
     await owner.append(attempt=attempt)
-    await owner.journal.answer(driver.client, attempt.rid, attempt.tag, b"a")
+    await owner.journal.answer(driver.client, driver.model, attempt.rid, attempt.tag, b"a")
     lives = {key.decode(): await admin.pttl(key) for key in await admin.keys()}
     assert len(lives) == 9
     assert all(life > 0 for life in lives.values())

@@ -152,7 +152,7 @@ async def test_batches_that_keep_nothing_are_one_exchange_of_no_further_keys(mak
         lambda script, keys, args: sent.append((script.name, len(keys))) or run(script, keys, args),
     )
     await send(replica, b"3", b"4")
-    assert sent == [("commit", 9), ("commit", 9)]
+    assert sent == [("commit", 10), ("commit", 10)]
 
 
 @SIZES

@@ -157,6 +157,11 @@ class FedAde:
         """As it is: `eta_max` bounds how far a batch moves the head, and the summaries are those of one batch."""
         return after
 
+    def moved(self, model: FrozenModel, state: State) -> dict[str, Tensor]:
+        """The client's layers against the global ones, as `Moving.moved`."""
+        head, shared = self.client_layers(model, state)
+        return {name: tensor - model.tensor(name) for name, tensor in {**head, **shared}.items()}
+
     def client_layers(self, model: FrozenModel, state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Personalised and shared modules of a state by name, on the model's device, in single precision at least.
 

@@ -155,6 +155,15 @@ class ClientScope:
         """Hash: chunk number -> chunk; an empty sid gives the name of a key that never exists."""
         return f"{self._prefix}{_checked(model)}:s:{sid or NO_SNAPSHOT}"
 
+    def noted(self, model: str) -> tuple[str, str]:
+        """Head, which says how far the timeline goes, and timeline."""
+        scope = f"{self._prefix}{_checked(model)}"
+        return f"{scope}:h", f"{scope}:t"
+
+    def timeline(self, model: str) -> str:
+        """List: what became of the client, the oldest first."""
+        return self.noted(model)[1]
+
     def kept(self, model: str) -> tuple[str, ...]:
         """Hash: slot -> what earlier state is kept there; then, of each slot, hash: chunk number -> chunk."""
         index = f"{self._prefix}{_checked(model)}:k"

@@ -109,7 +109,7 @@ class History:
             self.client,
             machine,
             Limits(**limits),
-            Policy(CONFIG, journal=journal, keep=2),
+            Policy(CONFIG, journal=journal, keep=2, timeline=True),
             resend,
             self._lab.mutated(self.profile),
             self._budget,

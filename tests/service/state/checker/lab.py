@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
+from itertools import pairwise
 
 from checker.history import LIMITS, History
 from checker.profile import Profile
 from checker.verdict import judge
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 
-from acclimate_service.state import ClientScope, Link, connect
+from acclimate_service.state import ClientScope, Link, Point, connect
 from acclimate_service.state.redis import scripts
 from acclimate_service.state.redis.cluster import Cluster
 
@@ -152,6 +153,9 @@ class Lab:
         live = {client.snapshot(model, head["snap"])} if head["snap"] else set()
         if snapshots != live:
             problems.append(f"snapshots {snapshots}, of which {live} is live")
+        noted = [Point.decode(each).version for each in await self.admin.lrange(client.timeline(model), 0, -1)]
+        if any(later <= earlier for earlier, later in pairwise([0, *noted, seq + 1])):
+            problems.append(f"version {seq}, but the timeline has {noted}")
         parts = [key for key in (client.registry, client.journal(model), *live) if key in lives]
         if any(lives[key] <= lives[client.head(model)] for key in parts):
             problems.append("a part dies before its head")

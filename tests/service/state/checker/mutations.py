@@ -87,6 +87,16 @@ MUTATIONS: Mapping[str, Profile] = {
         ),
         deletes=3.0,
     ),
+    "timeline in DELETE": Profile(
+        edits=(
+            Edit(
+                "delete",
+                "redis.call('UNLINK', key)",
+                "if not key:find(':t', 1, true) then redis.call('UNLINK', key) end",
+            ),
+        ),
+        deletes=3.0,
+    ),
     "3 versions for tags": Profile(patches=(Patch(Writer, "write", flows.write_versioned),), deletes=3.0),
     "5 marker check in the scripts": Profile(
         edits=(Edit("commit", _MARKER_CHECKS, "return nil\n"), Edit("append", _MARKER_CHECKS, "return nil\n")),

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from acclimate_service.state import Batch, Change, Present, Session, Start
+from acclimate_service.state import Batch, Change, Point, Present, Session, Start
 
 PROBE = b"probe"
 HEADER = 40  # bytes: digest and count
@@ -21,6 +21,11 @@ class ToyState:
     digest: bytes
     count: int
     config: str
+
+    @property
+    def point(self) -> bytes:
+        measured = {"digest": int.from_bytes(self.digest[:2])}
+        return Point(batches=1, rows=1, measured=measured).encode() if self.count else b""
 
 
 def initial(config: str) -> ToyState:

@@ -63,6 +63,7 @@ local function extend_scope(keys, state_ttl)
   redis.call('PEXPIRE', keys.journal, parts_ttl)
   redis.call('PEXPIRE', keys.snapshot, parts_ttl)
   redis.call('PEXPIRE', keys.registry, parts_ttl)
+  if keys.timeline then redis.call('PEXPIRE', keys.timeline, parts_ttl) end
 end
 
 -- Earlier states of a client that are kept: slot -> '<version>|<when, ms>|<length>|<sha>|<chunks>|<configuration>'.
@@ -151,6 +152,18 @@ end
 -- The number of the newest numbered batch. One without a number leaves it.
 local function count_to(keys, number)
   if number ~= '0' then redis.call('HSET', keys.head, 'num', number) end
+end
+
+-- Adds a point to the timeline, once for each version: '<version>|<when, ms>|<replica before, if another>|<what, JSON>'.
+-- What comes too late, or again as when a journal is replayed, changes nothing.
+local function note(keys, seq, replica, point, now, most)
+  if point == '' then return end
+  local noted, before = unpack(redis.call('HMGET', keys.head, 'ts', 'tr'))
+  if noted and tonumber(seq) <= tonumber(noted) then return end
+  local taken_over = before and before ~= replica and before or ''
+  redis.call('HSET', keys.head, 'ts', seq, 'tr', replica)
+  redis.call('RPUSH', keys.timeline, table.concat({seq, stamp(now), taken_over, point}, '|'))
+  redis.call('LTRIM', keys.timeline, -most, -1) -- thinned out long before, unless that fails
 end
 
 local function drop_answer(keys, rid)

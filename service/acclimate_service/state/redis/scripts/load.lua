@@ -3,7 +3,7 @@
 
 local rid, sid, model = ARGV[1], ARGV[2], ARGV[4]
 local state_ttl = tonumber(ARGV[3])
-local keys = {registry = KEYS[1], head = KEYS[4], journal = KEYS[5], snapshot = KEYS[6]}
+local keys = {registry = KEYS[1], head = KEYS[4], journal = KEYS[5], snapshot = KEYS[6], timeline = KEYS[8]}
 
 local registry = registry_at(keys.registry)
 local touched = '0'

@@ -3,12 +3,13 @@
 
 local keys = {
   registry = KEYS[1], markers = KEYS[2], marker_times = KEYS[3], answers = KEYS[4], answer_times = KEYS[5],
-  head = KEYS[6], journal = KEYS[7], lease = KEYS[8], snapshot = KEYS[9],
+  head = KEYS[6], journal = KEYS[7], lease = KEYS[8], snapshot = KEYS[9], timeline = KEYS[10],
 }
 local ask = {rid = ARGV[1], fp = ARGV[2], tag = ARGV[3], life = ARGV[4]}
 local sid, model, config = unpack(ARGV, 5, 7)
 local state_ttl, key_ttl, key_min, key_cap = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local paused, version, chosen, basis_tag = unpack(ARGV, 12, 15)
+local paused, version, chosen, replica, point = unpack(ARGV, 12, 16)
+local points, basis_tag = tonumber(ARGV[17]), ARGV[18]
 
 local registry = registry_at(keys.registry)
 local refusal = refuse_attempt(registry, ask, keys)
@@ -32,5 +33,6 @@ redis.call('HSET', keys.registry, 'm:' .. model, '')
 if chosen == '1' then note_chosen(keys.registry, config) end
 remember(keys, ask, model, seq, registry.life, now, key_ttl)
 sweep_markers(keys, now, key_ttl, key_min, key_cap)
+note(keys, seq, replica, point, now, points)
 extend_scope(keys, state_ttl)
 return {'OK', seq, registry.life, '0'}
