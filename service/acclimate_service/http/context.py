@@ -24,7 +24,15 @@ from acclimate_service.clients.requests import Caller, ClientRequest, Reply, rfc
 from acclimate_service.compute.process import available_cores, return_freed_memory, slice_of, take_threads
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
-from acclimate_service.http.payload import ARRAYS, PayloadLimits, decoding, media_type
+from acclimate_service.http.payload import (
+    ARRAYS,
+    BODY_HEADERS,
+    RAW,
+    PayloadLimits,
+    check_headers,
+    decoding,
+    media_type,
+)
 from acclimate_service.metrics import SPELLS
 from acclimate_service.service import Service
 from acclimate_service.state import ClientScope, fingerprint, random_rid
@@ -137,7 +145,10 @@ class RequestContext:
         self._tenant: str = http.state.caller.tenant
         self._caller = self._tenant or _caller(http.client.host if http.client else "")
         payer = f"caller {self._caller}"  # no client can have this name
-        self._is_array = client_id is not None and media_type(self.content_type) in ARRAYS
+        kind = media_type(self.content_type)
+        self._is_array = client_id is not None and kind in ARRAYS
+        if BODY_HEADERS & self.headers.keys() and kind != RAW:  # with raw numbers they are read
+            check_headers(self.headers, intake.limits)
         self._key: str | None = None
         self.request_id: str = http.state.request_id
         self._place, self._held, self._held_bytes = ExitStack(), ExitStack(), 0

@@ -37,15 +37,18 @@ _HEADERS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         {"type": "integer", "minimum": 1, "maximum": 2**53 - 1},
     ),
     "X-Tensor-Shape": (
-        "Of a body of application/octet-stream, such as `20,28,28,1`.",
-        {"type": "string", "pattern": "^[0-9]{1,10}(,[0-9]{1,10}){2,3}$"},
+        "Of a body of application/octet-stream.",
+        {"type": "string", "pattern": "^[0-9]{1,10}( *, *[0-9]{1,10}){2,3}$", "example": "20,28,28,1"},
     ),
     "X-Tensor-Layout": ("Of a body that is an array.", {"type": "string", "enum": ["NHWC", "NCHW", "NHW"]}),
     "X-Tensor-Dtype": ("Of a body of application/octet-stream.", {"type": "string", "enum": ["uint8", "float32"]}),
-    "X-Labels": ("A JSON list of labels, beside a body that has no place for them.", {"type": "string"}),
+    "X-Labels": (
+        "A JSON list of labels, beside a body that has no place for them.",
+        {"type": "string", "pattern": r"^\[.*\]$", "example": '["Ankle boot", 3]'},
+    ),
     "If-Match": (
         "Versions that may be replaced, as ETags, or `*` for any.",
-        {"type": "string", "pattern": '^(\\*|"v[0-9]{1,15}"(, *"v[0-9]{1,15}")*)$'},
+        {"type": "string", "pattern": '^(\\*|"v[0-9]{1,15}"(, *"v[0-9]{1,15}")*)$', "example": '"v5"'},
     ),
     "Last-Event-ID": ("Version after which to go on.", {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}),
     "Inference-Header-Content-Length": ("How many bytes of the body are JSON.", {"type": "integer", "minimum": 1}),
@@ -57,15 +60,16 @@ TENSOR: Final = ("X-Tensor-Shape", "X-Tensor-Layout", "X-Tensor-Dtype")
 _ETAG: Final = {"ETag": {"description": "Version of the state.", "schema": {"type": "string"}}}
 
 
-def json_of(document: type[schemas.Document]) -> Content:
-    """JSON as a body or reply."""
-    return {JSON: {"schema": ref(document)}}
+def json_of(*documents: type[schemas.Document]) -> Content:
+    """JSON as a body or reply: one of these."""
+    first, *others = map(ref, documents)
+    return {JSON: {"schema": {"anyOf": [first, *others]} if others else first}}
 
 
-def images_of(document: type[schemas.Document], form: type[schemas.Document]) -> Content:
-    """Bodies of images: JSON, a form, or anything else that images are read from."""
+def images_of(form: type[schemas.Document], *documents: type[schemas.Document]) -> Content:
+    """Bodies of images: a form, JSON that is one of these documents, or anything else that images are read from."""
     others = {media_type: _BINARY for media_type in MEDIA_TYPES if media_type not in (JSON, "multipart/form-data")}
-    return {**json_of(document), "multipart/form-data": {"schema": ref(form)}, **others}
+    return {**json_of(*documents), "multipart/form-data": {"schema": ref(form)}, **others}
 
 
 def events_of(document: type[schemas.Document]) -> Content:

@@ -22,6 +22,9 @@ T = TypeVar("T")
 Absent: TypeAlias = T | SkipJsonSchema[None]
 """Of a member that may be left out, and is never null."""
 Durability: TypeAlias = Literal["always", "everysec", "none", "unknown"]
+AdapterName: TypeAlias = Annotated[
+    str, Field(max_length=64, json_schema_extra={"pattern": r"^[a-z0-9_]+(\+[a-z0-9_]+)*$", "example": "atp"})
+]
 Verdict: TypeAlias = Literal["trusted", "undecided", "harmful"]
 
 
@@ -414,16 +417,28 @@ Planes: TypeAlias = Annotated[list[list[list[list[float]]]], Field(min_length=1)
 Labels: TypeAlias = Annotated[list[int | str], Field(min_length=1, description="A class index or name per image.")]
 
 
-class Images(Document):
-    """Image files in base64, or numbers: uint8 of 0..255 or floating ones of 0..1."""
+class EncodedImages(Document):
+    """Image files in base64."""
 
-    images: Annotated[list[Base64], Field(min_length=1)] | Rows | Planes
+    images: Annotated[list[Base64], Field(min_length=1)]
+
+
+class Images(Document):
+    """Images as numbers: uint8 of 0..255 or floating ones of 0..1."""
+
+    images: Rows | Planes
     layout: Absent[Literal["NHWC", "NCHW", "NHW"]] = None
     dtype: Absent[Literal["uint8", "float32"]] = None
 
 
+class LabelledEncodedImages(EncodedImages):
+    """Image files in base64 and their labels."""
+
+    labels: Labels
+
+
 class LabelledImages(Images):
-    """Images and their labels."""
+    """Images as numbers and their labels."""
 
     labels: Labels
 
@@ -443,7 +458,7 @@ class LabelledForm(ImageForm):
 class Wanted(Document):
     """How a client is to be served; what is left out stays as it is."""
 
-    adapter: Absent[str] = None
+    adapter: Absent[AdapterName] = None
     hyperparameters: Absent[dict[str, Any]] = None
     adaptation: Absent[Adaptation] = None
 
@@ -630,7 +645,9 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     Models,
     Live,
     Ready,
+    EncodedImages,
     Images,
+    LabelledEncodedImages,
     LabelledImages,
     ImageForm,
     LabelledForm,

@@ -114,6 +114,7 @@ def test_without_a_guard_there_is_no_verdict(make_replica, stream):
         ("cursor=abc", "begin it again without a cursor"),
         ("cursor=" + 100 * "a", "cursor"),
         ("active_since=yesterday", "active_since"),
+        ("active_since=1767225600", "it is a time such as 2026-11-28T16:00:00Z"),
         ("active_since=2026-01-01T00:00:00", "timezone"),
         ("verdict=good", "'trusted', 'undecided' or 'harmful'"),
         ("page=2", "accepted are: limit, cursor, adapter, active_since, verdict"),

@@ -280,3 +280,22 @@ def test_a_defect_of_the_service_itself_is_500_with_request_id_and_state_unknown
         )
         == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        ({"X-Tensor-Shape": "0"}, "invalid_request"),
+        ({"X-Tensor-Layout": "CHWN"}, "invalid_request"),
+        ({"X-Tensor-Dtype": "int4"}, "wrong_dtype"),
+        ({"X-Labels": "0"}, "invalid_labels"),
+        ({"X-Labels": "["}, "invalid_labels"),
+    ],
+    ids=str,
+)
+def test_a_header_that_describes_no_body_is_refused_beside_any(replica, assert_problem, header, code):
+    reply = replica.http.post(
+        "/clients/header/predict", content=numbers(GREY[None].tolist()), headers={**JSON, **header}
+    )
+    assert_problem(reply, 422, code)
+    assert replica.http.get("/clients/header").status_code == 404

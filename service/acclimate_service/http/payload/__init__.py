@@ -4,11 +4,12 @@ Decoding is a generator of steps, so that bodies of many pictures can take turns
 """
 
 from collections.abc import Generator, Mapping, Sequence
+from typing import Final
 
 from acclimate_adapters.adapter import complete
 from acclimate_store import InputSpec
 
-from .arrays import ARRAYS, Batch
+from .arrays import ARRAYS, RAW, TENSOR_HEADERS, Batch, check_tensor_headers
 from .documents import Json, Labels, check_document, decode_document, load_json, parse_labels, read_labels
 from .forms import read_form
 from .images import decode_images
@@ -18,9 +19,11 @@ from .media import MEDIA_TYPES, media_type, unsupported
 
 __all__ = [
     "ARRAYS",
+    "BODY_HEADERS",
     "INPUT",
     "MEDIA_TYPES",
     "OUTPUTS",
+    "RAW",
     "Batch",
     "Inference",
     "Json",
@@ -28,6 +31,7 @@ __all__ = [
     "PayloadCode",
     "PayloadError",
     "PayloadLimits",
+    "check_headers",
     "decode",
     "decode_labelled",
     "decoding",
@@ -39,6 +43,22 @@ __all__ = [
     "read_inference",
     "unsupported",
 ]
+
+
+LABELS: Final = "x-labels"
+BODY_HEADERS: Final = TENSOR_HEADERS | {LABELS}
+"""Those that describe a body, or what is beside it, in lower case."""
+
+
+def check_headers(headers: Mapping[str, str], limits: PayloadLimits) -> None:
+    """Refuse headers (names in lower case) that describe nothing, also beside a body that needs no description.
+
+    Raises:
+        PayloadError: `invalid_request`, `wrong_dtype`, `invalid_labels`, `body_too_large`.
+    """
+    check_tensor_headers(headers)
+    if LABELS in headers and not isinstance(parse_labels(headers[LABELS], limits), list):
+        raise PayloadError("invalid_labels", 'X-Labels is no list; send one such as [0, 3, "Coat"]')
 
 
 def decoding(
@@ -104,7 +124,7 @@ def decoding_labelled(
             labels = parse_labels(form.field, limits)
             images: Batch = yield from decode_images(form.files, spec, limits)
         case _:
-            labels = parse_labels({name.lower(): value for name, value in headers.items()}.get("x-labels"), limits)
+            labels = parse_labels({name.lower(): value for name, value in headers.items()}.get(LABELS), limits)
             images = yield from decoding(body, content_type, headers, spec, limits)
     return images, read_labels(labels, classes, len(images))
 

@@ -28,6 +28,8 @@ _DTYPES = tuple(map(np.dtype, ("uint8", "float16", "float32", "float64")))
 _LAYOUT_HEADER = "x-tensor-layout"
 _SHAPE_HEADER = "x-tensor-shape"
 _DTYPE_HEADER = "x-tensor-dtype"
+TENSOR_HEADERS: Final = frozenset((_SHAPE_HEADER, _LAYOUT_HEADER, _DTYPE_HEADER))
+"""What describes a body of raw numbers."""
 
 _RAW_DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
 _SHAPE = re.compile(r"[0-9]{1,10}( *, *[0-9]{1,10}){2,3}")
@@ -103,10 +105,7 @@ def _layout(
     _check_dtype(dtype)
     if shape:
         limits.check_count(shape[0])
-    if layout is not None and layout not in LAYOUTS:
-        raise PayloadError(
-            "invalid_request", f"layout {layout[:20]!r} is not accepted; use one of {', '.join(LAYOUTS)}"
-        )
+    _check_layout(layout)
     accepted = _accepted_shapes(spec)
     fits = [name for name, extent in accepted.items() if shape[1:] == extent and layout in (None, name)]
     if not fits:
@@ -123,6 +122,12 @@ def _accepted_shapes(spec: InputSpec) -> dict[str, tuple[int, ...]]:
     if channels == 1:
         shapes["NHW"] = (height, width)
     return shapes
+
+
+def _check_layout(layout: str | None) -> None:
+    if layout is not None and layout not in LAYOUTS:
+        detail = f"layout {layout[:20]!r} is not accepted; use one of {', '.join(LAYOUTS)}"
+        raise PayloadError("invalid_request", detail)
 
 
 def _misfit(shape: tuple[int, ...], layout: str | None, accepted: dict[str, tuple[int, ...]]) -> str:
@@ -199,6 +204,18 @@ def decode_raw(body: bytes, headers: Mapping[str, str], spec: InputSpec, limits:
     return canonical(Claim(_view(body, dtype), shape, headers.get(_LAYOUT_HEADER)), spec, limits)
 
 
+def check_tensor_headers(headers: Mapping[str, str]) -> None:
+    """Refuse `X-Tensor-*` headers (names in lower case) that describe no array, whatever the body beside them is.
+
+    Raises:
+        PayloadError: `invalid_request`, `wrong_dtype`.
+    """
+    if _SHAPE_HEADER in headers:
+        _declared_shape(headers)
+    _declared_dtype(headers)
+    _check_layout(headers.get(_LAYOUT_HEADER))
+
+
 def _view(body: bytes, dtype: np.dtype[Any], start: int = 0) -> NDArray[Any]:
     # Unlike np.frombuffer, this accepts an empty buffer.
     return np.ndarray((len(body) - start) // dtype.itemsize, dtype, buffer=body, offset=start)
@@ -223,5 +240,6 @@ def _declared_dtype(headers: Mapping[str, str]) -> np.dtype[Any]:
     return _RAW_DTYPES[name]
 
 
-ARRAYS: Final = {"application/x-npy": decode_npy, "application/octet-stream": decode_raw}
+RAW: Final = "application/octet-stream"
+ARRAYS: Final = {"application/x-npy": decode_npy, RAW: decode_raw}
 """How bodies that are one array are read, by their media types. Names of headers are in lower case."""

@@ -1,11 +1,12 @@
 """Clients: list them, look at one, choose its adapter, export and import its state, reset it, remove it."""
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BeforeValidator
 from starlette.responses import Response
 
 from acclimate_adapters import ConfigurationError
@@ -30,6 +31,17 @@ _PAGE: Final = 100
 _FILTERS: Final = ("adapter", "active_since", "verdict")
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 _ADAPTATION = {"running": False, "paused": True}
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ]")
+
+
+def _require_date(text: str) -> str:
+    if not _DATE.match(text):
+        raise ValueError("it is a time such as 2026-11-28T16:00:00Z")
+    return text
+
+
+Time: TypeAlias = Annotated[AwareDatetime, BeforeValidator(_require_date)]
+"""Of RFC 3339; pydantic would take a number for seconds."""
 
 
 class ClientRoutes:
@@ -49,7 +61,7 @@ class ClientRoutes:
         limit: Annotated[int, Query(ge=SMALLEST_PAGE, le=LARGEST_PAGE)] = _PAGE,
         cursor: Annotated[str, Query(max_length=64)] = "",
         adapter: Annotated[str | None, Query(max_length=64)] = None,
-        active_since: AwareDatetime | None = None,
+        active_since: Time | None = None,
         verdict: Verdict | None = None,
     ) -> Response:
         """Clients that have a state, in no order; `next` leads on, also where a page has fewer than `limit` or none."""

@@ -11,7 +11,7 @@ from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.guard.record import Label
 from acclimate_service.http.context import Intake, RequestContext, json, kind_of
-from acclimate_service.http.openapi import CHANGING, JSON, TENSOR, ClientId, add_route, images_of, json_of, ref
+from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, add_route, images_of, json_of
 from acclimate_service.http.payload import (
     Json,
     decoding_labelled,
@@ -19,7 +19,14 @@ from acclimate_service.http.payload import (
     load_json,
     media_type,
 )
-from acclimate_service.http.schemas import Feedback, LabelledForm, LabelledImages, LabelledRows, ModelEvidence
+from acclimate_service.http.schemas import (
+    Feedback,
+    LabelledEncodedImages,
+    LabelledForm,
+    LabelledImages,
+    LabelledRows,
+    ModelEvidence,
+)
 
 _MOST_ROWS = 10_000
 _LONGEST_BODY = 4 * 2**20
@@ -54,8 +61,8 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"examples", kind, images.data.cast("B"), classes.tobytes())
             return context.reply(await service.tell(wanted, Examples(images, classes)))
 
-    either = {JSON: {"schema": {"anyOf": [ref(LabelledRows), ref(LabelledImages)]}}}
-    body, headers = {**images_of(LabelledImages, LabelledForm), **either}, (*CHANGING, "X-Labels", *TENSOR)
+    body = images_of(LabelledForm, LabelledRows, LabelledEncodedImages, LabelledImages)
+    headers = (*CHANGING, "X-Labels", *TENSOR)
     path, reply = "/clients/{client_id}/feedback", json_of(Feedback)
     add_route(router, "POST", path, feedback, "tell_labels", "labels", reply, body=body, headers=headers)
 

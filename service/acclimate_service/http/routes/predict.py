@@ -11,7 +11,16 @@ from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, kind_of
 from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, add_route, images_of, json_of
 from acclimate_service.http.payload import decoding_labelled
-from acclimate_service.http.schemas import Enrolment, ImageForm, Images, LabelledForm, LabelledImages, Prediction
+from acclimate_service.http.schemas import (
+    EncodedImages,
+    Enrolment,
+    ImageForm,
+    Images,
+    LabelledEncodedImages,
+    LabelledForm,
+    LabelledImages,
+    Prediction,
+)
 
 _NUMBER = re.compile(r"[0-9]{1,16}")
 _LARGEST_NUMBER = 2**53 - 1
@@ -48,10 +57,10 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             wanted = await context.request(b"enroll", kind, images.data.cast("B"), labels.tobytes())
             return context.reply(await service.enroll(wanted, Examples(images, labels)))
 
-    body, headers = images_of(Images, ImageForm), (*CHANGING, "X-Batch-Number", *TENSOR)
+    body, headers = images_of(ImageForm, EncodedImages, Images), (*CHANGING, "X-Batch-Number", *TENSOR)
     path, reply = "/clients/{client_id}/predict", json_of(Prediction)
     add_route(router, "POST", path, predict, "predict", "batches", reply, body=body, headers=headers)
-    body, headers = images_of(LabelledImages, LabelledForm), (*CHANGING, "X-Labels", *TENSOR)
+    body, headers = images_of(LabelledForm, LabelledEncodedImages, LabelledImages), (*CHANGING, "X-Labels", *TENSOR)
     path, reply = "/clients/{client_id}/enroll", json_of(Enrolment)
     add_route(router, "POST", path, enroll, "enroll", "labels", reply, body=body, headers=headers)
 
