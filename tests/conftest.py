@@ -46,7 +46,7 @@ def module() -> Callable[[str], ModuleType]:
 def _do_without(what: str) -> NoReturn:
     """Skip the test; in continuous integration nothing may be missing."""
     missing = pytest.fail if os.environ.get("CI") else pytest.skip
-    missing(f"{what} is not installed; `make setup CI=true` brings it, but for nginx")
+    missing(f"{what} is not installed; `make setup CI=true` brings it, but for nginx and prometheus")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,8 +28,8 @@ def test_every_metric_it_names_exists(handbook):
 
 
 def test_every_file_it_names_exists(handbook):
-    names = set(re.findall(r"[\w/.]+\.(?:ya?ml|conf|py)\b|kubernetes/base|overlays/redis", handbook)) - {"pip.conf"}
-    folders = DEPLOY, DEPLOY.parent, DEPLOY / "kubernetes", DEPLOY / "kubernetes/base"
+    names = set(re.findall(r"[\w/.-]+\.(?:ya?ml|conf|py)\b|kubernetes/base|overlays/redis", handbook)) - {"pip.conf"}
+    folders = DEPLOY, DEPLOY.parent, DEPLOY / "kubernetes", DEPLOY / "kubernetes/base", DEPLOY / "monitoring"
     assert [name for name in names if not any((folder / name).exists() for folder in folders)] == []
 
 
