@@ -142,6 +142,7 @@ class Replica:
         found = self.redis.keys(f"acc:{{default/{client}}}:*")
         read: dict[bytes, Callable[[bytes], Any]] = {
             b"hash": self.redis.hgetall,
+            b"list": lambda key: self.redis.lrange(key, 0, -1),
             b"string": self.redis.get,
             b"zset": lambda key: self.redis.zrange(key, 0, -1, withscores=True),
         }
