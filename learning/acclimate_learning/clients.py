@@ -132,7 +132,33 @@ def simulate(pool: Pool, population: Population, role: Role) -> list[Client]:
     rows = _share(pool, population.seed, role)
     count = {"teach": population.teachers, "tune": max(1, population.judges // 2), "judge": population.judges}[role]
     number = population.teacher_images if role == "teach" else population.judge_images
+    _require_enough(rows, population, role, count, number)
     return [_client(pool, rows, population, role, index, number) for index in range(count)]
+
+
+def _require_enough(
+    rows: Sequence[NDArray[np.int64]], population: Population, role: Role, count: int, number: int
+) -> None:
+    """Refuse clients that want more images of a class than there are, with a size that would do for all of them."""
+    wanted = np.stack([_class_counts(population, role, index, len(rows), number)[0] for index in range(count)])
+    there = np.array([len(each) for each in rows])
+    if not (wanted > there).any():
+        return
+    fits, option = number * int(there.min()) // int(wanted.max()), "judge" if role != "teach" else "teacher"
+    way = f"give more data, or smaller clients: --{option}-images {fits}" if fits else "give more data"
+    raise LearningError(
+        f"a client has up to {wanted.max()} images of a class, and of one there are {there.min()} for those that "
+        f"{role}; {way}"
+    )
+
+
+def _class_counts(
+    population: Population, role: Role, index: int, classes: int, number: int
+) -> tuple[Labels, np.random.Generator]:
+    """How many images of each class a client has, and what draws the rest of it."""
+    draw = np.random.default_rng([population.seed, ROLES.index(role), index])
+    partition = population.partition if _kind(population, index) in ("label", "both") else "none"
+    return class_counts(partition, classes, number, draw), draw
 
 
 def class_counts(partition: str, classes: int, number: int, draw: np.random.Generator) -> Labels:
@@ -185,17 +211,8 @@ def _share(pool: Pool, seed: int, role: Role) -> list[NDArray[np.int64]]:
 def _client(
     pool: Pool, rows: Sequence[NDArray[np.int64]], population: Population, role: Role, index: int, number: int
 ) -> Client:
-    draw = np.random.default_rng([population.seed, ROLES.index(role), index])
     kind = _kind(population, index)
-    partition = population.partition if kind in ("label", "both") else "none"
-    counts = class_counts(partition, len(rows), number, draw)
-    short = [label for label, count in enumerate(counts) if count > len(rows[label])]
-    if short:
-        raise LearningError(
-            f"a client wants {max(counts)} images of a class, and there are {min(len(rows[label]) for label in short)} "
-            f"for those that {role}; give more data, or smaller clients "
-            f"({'--teacher-images' if role == 'teach' else '--judge-images'})"
-        )
+    counts, draw = _class_counts(population, role, index, len(rows), number)
     chosen = np.concatenate([draw.choice(each, count, replace=False) for each, count in zip(rows, counts, strict=True)])
     chosen = draw.permutation(chosen)
     family, severity = "none", 0
@@ -207,7 +224,7 @@ def _client(
     torch_draw = torch.Generator().manual_seed(int(draw.integers(2**31)))
     images = corrupt(torch.from_numpy(pool.images[chosen]), family, severity, torch_draw).numpy()
     words = [f"{family} {severity}"] if severity else []
-    words += [partition] if partition != "none" else []
+    words += [population.partition] if kind in ("label", "both") and population.partition != "none" else []
     return Client(f"{role}-{index:02d}", images, pool.labels[chosen], " + ".join(words) or "none", kind)
 
 

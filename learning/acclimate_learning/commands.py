@@ -110,6 +110,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     print(_table(judged, evidence, bundle.manifest))
     chosen = max((e for e in evidence if not e.obstacle), key=lambda e: e.gain, default=None)
     refuted = next((e for e in evidence if e.adapter == SAFEST), None)
+    best = max(evidence, key=lambda e: e.gain, default=None)
     if chosen:
         print(f"recommended: {chosen.adapter}, {_in_words(chosen)}")
     else:
@@ -121,7 +122,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.write:
         kept = {file: catalogue.directory(key) / file for file in GRAPHS if file in bundle.manifest.files}
         manifest = renewed(
-            catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=chosen or refuted
+            catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=chosen or refuted or best
         )
         publish(catalogue, key, manifest, bundle.model.source, kept)
         print(f"{new}: published, {manifest.default(not missing(create(SAFEST), bundle.model))}")

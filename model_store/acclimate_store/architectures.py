@@ -84,8 +84,9 @@ def constructor_of(architecture: str, allowed_imports: Collection[str]) -> Calla
     if architecture not in allowed_imports:
         allowed = ", ".join(sorted(allowed_imports)) or "none"
         raise ArchitectureError(
-            f"{architecture} is none of {', '.join(f'{family}:<name>' for family in FAMILIES)}, and the operator does "
-            f"not allow it as an import path; allowed: {allowed}"
+            f"{architecture} is none of {', '.join(f'{each}:<name>' for each in FAMILIES)} but other code, which "
+            f"runs only if you trust it and say so: --allow-import {architecture}, or to serve it "
+            f"ACCLIMATE_ALLOWED_IMPORTS='[\"{architecture}\"]'; trusted so far: {allowed}"
         )
     return _imported(family, name)
 

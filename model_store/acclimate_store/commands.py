@@ -165,10 +165,13 @@ def _report(created: Created) -> str:
     if anatomy.classifier is None:
         lines.append("  note        no linear layer gives the answer, and no 1x1 convolution a map whose mean it is")
     if created.unservable:
-        absent = ", ".join(f"{name} ({', '.join(lacking)})" for name, lacking in created.unservable.items())
-        lines.append(f"  not served  for want of what the network has not: {absent}")
+        absent = ", ".join(f"{name} (no {', '.join(lacking)})" for name, lacking in created.unservable.items())
+        lines.append(f"  not served  {absent}")
     if manifest.architecture.partition(":")[0] not in FAMILIES:
-        lines.append(f"  to serve    ACCLIMATE_ALLOWED_IMPORTS='[\"{manifest.architecture}\"]'")
+        lines += [
+            f"  to measure  --allow-import {manifest.architecture}, as for learn and evaluate",
+            f"  to serve    ACCLIMATE_ALLOWED_IMPORTS='[\"{manifest.architecture}\"]'",
+        ]
     return "\n".join(lines)
 
 

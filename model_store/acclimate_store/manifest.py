@@ -323,7 +323,7 @@ class Manifest(Record):
         if told is not None and told.adapter == SAFEST and told.clients >= FEWEST_CLIENTS:
             return Default("none", {}, "evidence", lacking)
         if not servable:
-            return Default("none", {}, "not_servable", lacking)
+            return Default("none", {}, "not_servable", f"{SAFEST} cannot be served, and {lacking}")
         return Default(SAFEST, {}, "no_labels", f"it hardly harms anybody, and {lacking}")
 
     @classmethod

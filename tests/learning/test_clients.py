@@ -1,5 +1,7 @@
 """Simulated clients have the shift they are said to have, and no image and no corruption has two roles."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -96,8 +98,15 @@ def test_the_same_seed_gives_the_same_clients_and_another_one_others(marked: Poo
 
 
 def test_too_few_images_are_said(marked: Pool) -> None:
-    with pytest.raises(LearningError, match=r"wants 400 images of a class, and there are \d+ for those that judge"):
-        simulate(marked, Population(shift="label", judge_images=1000), "judge")
+    said = r"up to 400 images of a class, and of one there are \d+ for those that judge; .*: --judge-images (\d+)$"
+    with pytest.raises(LearningError, match=said) as caught:
+        simulate(marked, Population(judge_images=1000), "judge")
+    found = re.search(said, str(caught.value))
+    assert found is not None
+    fits = int(found[1])
+    assert {len(client.labels) for client in simulate(marked, Population(judge_images=fits), "judge")} == {fits}
+    with pytest.raises(LearningError, match=r"for those that teach; .*: --teacher-images \d+$"):
+        simulate(marked, Population(teacher_images=1000), "teach")
 
 
 def test_real_clients_keep_their_images_and_are_each_in_one_role(pool: Pool) -> None:

@@ -162,6 +162,14 @@ def test_an_evaluation_in_which_nothing_gains_is_kept_as_evidence_against_the_sa
     assert Catalogue(store).load("fashion-cnn").default().adapter == "none"
 
 
+def test_the_best_of_an_evaluation_in_which_nothing_gains_is_the_reason_that_is_given(
+    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("evaluate", "fashion-cnn/1", "--clients", str(data()), "--by", "owners", "--write")
+    assert main([*words, "--adapters", "tent,none"]) == 0
+    assert "because: no_labels; it hardly harms anybody, and of none its gain of +0.0 points" in capsys.readouterr().out
+
+
 def test_hyper_parameters_are_chosen_by_tuning_clients_and_used_by_evaluate(
     store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,7 +64,9 @@ def test_wrong_options_are_named() -> None:
 
 
 def test_an_import_path_is_refused_unless_the_operator_allows_it(edge_nets: str) -> None:
-    with pytest.raises(ArchitectureError, match="does not allow it as an import path; allowed: other:Net"):
+    with pytest.raises(
+        ArchitectureError, match=r"say so: --allow-import .*ALLOWED_IMPORTS.*; trusted so far: other:Net"
+    ):
         build(f"{edge_nets}:Net", {"width": 4}, allowed_imports={"other:Net"})
 
 

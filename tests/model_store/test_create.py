@@ -114,7 +114,8 @@ def test_a_vision_transformer_says_the_size_it_takes(acclimate: Acclimate, capsy
     assert "input       3x32x32" in out
     assert "classifier  heads.head: 16 features, 3 classes (a, b, c)" in out
     assert "BatchNorm   none\n" in out
-    assert "not served  for want of what the network has not: bn_adapt (batch_norm), consensus (batch_norm)\n" in out
+    assert "not served  bn_adapt (no batch_norm), consensus (no batch_norm)\n" in out
+    assert "to measure  --allow-import vit:Net, as for learn and evaluate\n" in out
     assert """to serve    ACCLIMATE_ALLOWED_IMPORTS='["vit:Net"]'""" in out
 
 
@@ -269,8 +270,8 @@ def test_a_network_without_a_classifier_is_published_and_said_to_be_one(
     assert "classifier  none, 4 classes (class-0, class-1, class-2, class-3)\n" in out
     assert "note        no linear layer gives the answer, and no 1x1 convolution a map whose mean it is\n" in out
     (line,) = [line for line in out.splitlines() if "not served" in line]
-    assert all(f"{name} (classifier)" in line for name in ("fedthe", "fedthe_plus", "shot", "surgical"))
-    assert "t3a (linear_classifier)" in line
+    assert all(f"{name} (no classifier)" in line for name in ("fedthe", "fedthe_plus", "shot", "surgical"))
+    assert "t3a (no linear_classifier)" in line
     assert "em" not in line.split()
     assert answers("own", torch.rand(2, 3, 32, 32), "own_nets:Convolutional").shape == (2, 4)
 

@@ -87,7 +87,9 @@ def test_a_model_whose_layers_were_not_measured_adapts_nobody_unasked(unmeasured
     replica = make_replica(model_store=unmeasured)
     (model,) = replica.http.get("/models").json()["models"]
     assert (model["default_adapter"]["name"], model["default_adapter"]["because"]) == ("none", "not_servable")
-    assert model["default_adapter"]["reason"].startswith("no gain was shown on clients that were held out; run ")
+    assert model["default_adapter"]["reason"].startswith(
+        "consensus cannot be served, and no gain was shown on clients that were held out; run "
+    )
     with replica.sdk() as client:
         assert client.predict("cam", *stream(0, 1)).adapter == "none"
 
@@ -106,7 +108,9 @@ def test_the_command_says_the_same_without_building_the_network(store_with, unme
     assert capsys.readouterr().err.startswith("default adapter: consensus, because: no_labels; it hardly harms anybody")
     monkeypatch.setenv("ACCLIMATE_MODEL_STORE", str(unmeasured))
     assert main(["models", "show", "fashion-cnn"]) == 0
-    assert capsys.readouterr().err.startswith("default adapter: none, because: not_servable; no gain was shown")
+    assert capsys.readouterr().err.startswith(
+        "default adapter: none, because: not_servable; consensus cannot be served, and no gain was shown"
+    )
 
 
 def test_a_proven_gain_is_the_default_and_said_to_be(store_with, make_replica, stream):

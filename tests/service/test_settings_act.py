@@ -505,7 +505,7 @@ def tell(replica, fleet, configuration, counts):
 def test_model_store_and_allowed_imports(rounds, make_replica, own_store):
     (model,) = rounds[0].http.get("/models").json()["models"]
     assert (model["name"], model["architecture"]) == ("own", OWN_ARCHITECTURE)
-    with pytest.raises(BundleError, match="does not allow it as an import path"):
+    with pytest.raises(BundleError, match="if you trust it and say so"):
         make_replica(model_store=own_store, model="own")
 
 
