@@ -27,7 +27,9 @@ from torch import Tensor
 from acclimate_adapters import ADAPTERS, Anchors, FrozenModel, State, Step, create, guarded_step
 from acclimate_client import Client
 from acclimate_client._transport import certificates
+from acclimate_service import models
 from acclimate_service.clients.sessions import Sessions
+from acclimate_service.compute.costs import Prices
 from acclimate_service.http.app import create_app
 from acclimate_service.http.protocol import Http1
 from acclimate_service.service import Service, open_service
@@ -231,6 +233,33 @@ def running(settings: Settings) -> Iterator[Replica]:
         thread.join(timeout=30)
         listener.close()
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_bundles_are_loaded_once() -> Iterator[None]:
+    """Read, lay out and price a bundle of the repository once for all services of this process, which never change it.
+
+    Those that a test makes or changes are loaded as ever.
+    """
+    load, measured = models._load_bundle, Prices.measured
+    loaded: dict[tuple[Any, ...], Bundle] = {}
+    priced: dict[int, Prices] = {}
+
+    def load_once(settings: Settings) -> Bundle:
+        if settings.model_store != BUNDLES:
+            return load(settings)
+        key = (settings.model, settings.device, settings.runtime, settings.strict_replay, settings.threads)
+        return loaded[key] if key in loaded else loaded.setdefault(key, load(settings))
+
+    def price_once(bundle: Bundle) -> Prices:
+        if not any(bundle is each for each in loaded.values()):
+            return measured(bundle)
+        return priced[id(bundle)] if id(bundle) in priced else priced.setdefault(id(bundle), measured(bundle))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "_load_bundle", load_once)
+        patch.setattr(Prices, "measured", price_once)
+        yield
 
 
 @pytest.fixture
