@@ -4,7 +4,7 @@ import copy
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -166,6 +166,32 @@ def streams(streams: Tensor) -> Tensor:
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=str)
 
 
+class Stream(NamedTuple):
+    """The first state of a client, and the steps of its three batches."""
+
+    begin: State
+    steps: list[Step]
+
+
+@pytest.fixture(scope="session")
+def alone(model: FrozenModel, streams: Tensor) -> Callable[..., Stream]:
+    """A client of an example by itself, whose steps are taken once, as nothing changes them: `alone(example, 1)`."""
+    taken: dict[tuple[str, int], Stream] = {}
+
+    def stream(example: Example, client: int = 0) -> Stream:
+        key = str(example), client
+        if key not in taken:
+            adapter = example.create()
+            state = adapter.init(model)
+            taken[key] = Stream(state, [])
+            for batch in streams[client, :3]:
+                taken[key].steps.append(adapter.step(model, state, batch))
+                state = taken[key].steps[-1].state
+        return taken[key]
+
+    return stream
+
+
 def hash_of(model: FrozenModel) -> dict[str, bytes]:
     return {name: model.tensor(name).numpy().tobytes() for name in model.modules}
 
@@ -192,9 +218,11 @@ def test_every_registered_adapter_has_an_example() -> None:
 
 
 @each_example
-def test_step_changes_neither_its_inputs_nor_the_model(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_step_changes_neither_its_inputs_nor_the_model(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    state = alone(example).steps[0].state
     x = streams[0, 1].clone()
     before = state.to_bytes(), x.clone(), hash_of(model)
     adapter.step(model, state, x)
@@ -204,9 +232,11 @@ def test_step_changes_neither_its_inputs_nor_the_model(example: Example, model: 
 
 
 @each_example
-def test_same_inputs_give_the_same_bits(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_same_inputs_give_the_same_bits(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    state = alone(example).steps[0].state
     first, second = (adapter.step(model, state, streams[0, 1]) for _ in range(2))
     assert same(first.logits, second.logits)
     assert first.state.to_bytes() == second.state.to_bytes()
@@ -214,9 +244,11 @@ def test_same_inputs_give_the_same_bits(example: Example, model: FrozenModel, st
 
 
 @each_example
-def test_step_after_saving_and_loading_is_the_same_step(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_step_after_saving_and_loading_is_the_same_step(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    state = alone(example).steps[0].state
     loaded = reread(state)
     a, b = (adapter.step(model, s, streams[0, 1]) for s in (state, loaded))
     assert same(a.logits, b.logits)
@@ -224,33 +256,35 @@ def test_step_after_saving_and_loading_is_the_same_step(example: Example, model:
 
 
 @each_example
-def test_interleaved_clients_answer_as_if_alone(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_interleaved_clients_answer_as_if_alone(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    alone = [answers(adapter, model, streams[c, :3]) for c in (0, 1)]
     states = [adapter.init(model), adapter.init(model)]
     for k in range(3):
         for c in (0, 1):
             step = adapter.step(model, states[c], streams[c, k])
             states[c] = step.state
-            assert same(step.logits, alone[c][k])
+            assert same(step.logits, alone(example, c).steps[k].logits)
 
 
 @each_example
-def test_logits_are_finite_and_the_state_counts_batches(example: Example, model: FrozenModel, streams: Tensor) -> None:
-    adapter, state = example.create(), example.create().init(model)
-    for k, batch in enumerate(streams[0, :3]):
-        step = adapter.step(model, state, batch)
-        state = step.state
+def test_logits_are_finite_and_the_state_counts_batches(
+    example: Example, model: FrozenModel, alone: Callable[..., Stream]
+) -> None:
+    for k, step in enumerate(alone(example).steps):
         assert step.logits.shape == (12, 10)
         assert step.logits.dtype == model.dtype
         assert bool(step.logits.isfinite().all())
-        assert state.step == k + 1
+        assert step.state.step == k + 1
 
 
 @each_example
-def test_batch_of_one_is_answered(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_batch_of_one_is_answered(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    state = adapter.step(model, adapter.init(model), streams[0, 0, :1]).state
+    state = adapter.step(model, alone(example).begin, streams[0, 0, :1]).state
     step = adapter.step(model, state, streams[0, 0, 1:2])
     assert step.logits.shape == (1, 10)
     assert bool(step.logits.isfinite().all())
@@ -288,9 +322,11 @@ def test_state_of_another_adapter_layout_or_model_is_refused(
 
 
 @each_example
-def test_unusable_batch_is_refused_and_the_state_kept(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_unusable_batch_is_refused_and_the_state_kept(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    state = alone(example).steps[0].state
     before = state.to_bytes()
     for pixel in (float("nan"), float("inf")):
         x = streams[0, 1].clone()
@@ -304,20 +340,20 @@ def test_unusable_batch_is_refused_and_the_state_kept(example: Example, model: F
 
 @each_example
 def test_guarded_step_is_the_step_when_nothing_goes_wrong(
-    example: Example, model: FrozenModel, streams: Tensor
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
 ) -> None:
-    adapter = example.create()
-    plain, guarded = (
-        f(model, adapter.init(model), streams[0, 0]) for f in (adapter.step, lambda *a: guarded_step(adapter, *a))
-    )
+    plain = alone(example).steps[0]
+    guarded = guarded_step(example.create(), model, alone(example).begin, streams[0, 0])
     assert same(plain.logits, guarded.logits)
     assert guarded.signals["fallback"] == 0
 
 
 @each_example
-def test_channels_last_answers_and_remembers_the_same(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_channels_last_answers_and_remembers_the_same(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter, other = example.create(), model.with_layouts(frozen=True, adapted=True)
-    here = there = adapter.init(model)
+    here = there = alone(example).begin
     for batch in streams[0, :2, :8]:
         expected, step = adapter.step(model, here, batch), adapter.step(other, there, batch)
         torch.testing.assert_close(step.logits.softmax(-1), expected.logits.softmax(-1), rtol=0, atol=1e-3)
@@ -335,10 +371,10 @@ SPOILT = {
 
 @each_example
 def test_the_cost_that_an_adapter_names_is_that_of_the_passes_it_takes(
-    example: Example, model: FrozenModel, streams: Tensor, monkeypatch: pytest.MonkeyPatch
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter, passes = example.create(), dict.fromkeys(("forward", "gradient"), Runs())
-    state = adapter.init(model)
+    state = alone(example).begin
 
     def run(self: FrozenModel, x: Tensor, tensors: Mapping[str, Tensor] | None = None, normalise: Any = None) -> Pass:
         kind = "gradient" if any(tensor.requires_grad for tensor in (tensors or {}).values()) else "forward"
@@ -361,9 +397,11 @@ def test_the_cost_that_an_adapter_names_is_that_of_the_passes_it_takes(
 
 
 @each_example
-def test_a_state_of_another_form_is_refused(example: Example, model: FrozenModel, streams: Tensor) -> None:
+def test_a_state_of_another_form_is_refused(
+    example: Example, model: FrozenModel, streams: Tensor, alone: Callable[..., Stream]
+) -> None:
     adapter = example.create()
-    state = adapter.step(model, adapter.init(model), streams[0, 0]).state
+    state = alone(example).steps[0].state
     state.require_form(adapter.form(model, state))
     spoilt = {"strange": {**state.tensors, "stranger": torch.zeros(1)}}
     for name, tensor in state.tensors.items():
