@@ -82,7 +82,7 @@ def test_hyperparameters_that_no_image_could_be_answered_under_are_refused_and_c
 def test_a_batch_of_too_many_images_is_refused_and_one_of_fewer_is_answered(
     make_replica, post, stream, images, assert_problem
 ):
-    replica = make_replica(max_step_ms=2000)
+    replica = make_replica(max_step_ms=300)
     assert replica.http.put("/clients/cam", json=MEMO).status_code == 200
     many = stream(0, 1, size=256)[0][:, 0]
     for query in ("", "?adapt=false"):
