@@ -56,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
     )
     _add_pages(app)
     models = [service.bundle.manifest.name, *service.others]
-    app.openapi = cache(partial(openapi.describe, app, models))  # type: ignore[method-assign]
+    app.openapi = cache(partial(openapi.describe, app, models, settings.root_path))  # type: ignore[method-assign]
     problems.install(app, models)
     if keys:
         app.add_middleware(KeyMiddleware, keys=keys)
@@ -80,7 +80,14 @@ def create_app(service: Service) -> FastAPI:
     hosts = hosts_of(settings.allowed_hosts, settings.host)
     app.add_middleware(SiteMiddleware, hosts=hosts, origins=settings.cors_origins)
     caller = STRANGER if keys else EVERYBODY
-    app.add_middleware(RequestMiddleware, replica=service, caller=caller, secret=settings.secret, tracing=tracing)
+    app.add_middleware(
+        RequestMiddleware,
+        replica=service,
+        caller=caller,
+        secret=settings.secret,
+        tracing=tracing,
+        root_path=settings.root_path,
+    )
     return app
 
 

@@ -58,6 +58,7 @@ class RequestMiddleware:
         caller: Caller = STRANGER,
         secret: str = "",
         tracing: Tracing | None = None,
+        root_path: str = "",
     ) -> None:
         """Answer requests for a replica.
 
@@ -67,12 +68,14 @@ class RequestMiddleware:
             caller: whom requests are from until it is known who calls.
             secret: by which clients are hashed in the log, and in traces.
             tracing: told of every request; None where nobody wants traces.
+            root_path: what a proxy may have left before the paths.
         """
         self._app = app
         self._replica = replica
         self._caller = caller
         self._secret = secret
         self._tracing = tracing
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -88,6 +91,8 @@ class RequestMiddleware:
         SPELLS.set(spells)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
+        if self._root_path and scope["path"].startswith(f"{self._root_path}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root_path)}
         status: int | None = None
         spent: dict[str, float] = {}
         safe = _SAFE if scope["path"] == "/docs" else _NO_PAGE

@@ -141,13 +141,14 @@ def of_model(name: str, model: str) -> str:
     return f"{name}_of_{model}"
 
 
-def describe(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
-    """The document of an application that serves these models."""
+def describe(app: FastAPI, models: Sequence[str], root_path: str = "") -> dict[str, Any]:
+    """The document of an application that serves these models, below this path if a proxy shows it there."""
     made = get_openapi(
         title=app.title,
         version=app.version,
         description=app.description,
         routes=app.routes,
+        servers=[{"url": root_path}] if root_path else None,
         tags=[{"name": name, "description": description} for name, description in _TAGS.items()],
     )
     paths = made["paths"]
