@@ -75,6 +75,7 @@ def test_batches_are_refused_while_redis_is_away_and_go_on_after_it(
             assert assert_problem(reply, 503, "store_unavailable")["retryable"] is True
             assert reply.headers["retry-after"] == "1"
             assert redis.url.removeprefix("unix://") not in reply.text
+        assert_problem(replica.http.get("/clients"), 503, "store_unavailable")
         assert_problem(replica.http.get("/clients/cam"), 503, "store_unavailable")
         assert_problem(replica.http.post("/clients/cam/reset"), 503, "store_unavailable")
         assert_problem(replica.http.delete("/clients/cam"), 503, "store_unavailable")

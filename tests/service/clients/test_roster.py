@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import httpx
 import pytest
 
 from acclimate_client import LabelledRow
@@ -144,9 +143,3 @@ def test_a_deleted_client_is_not_listed(make_replica, stream):
         sdk.predict("cam", stream(0, 1, 2)[0])
         sdk.delete("cam")
     assert listed(replica.http) == {}
-
-
-def test_it_is_said_when_redis_is_away(make_replica, assert_problem):
-    replica = make_replica()
-    replica.redis.shutdown(nosave=True)
-    assert_problem(replica.http.get("/clients", timeout=httpx.Timeout(30)), 503, "store_unavailable")
