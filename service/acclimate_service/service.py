@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from acclimate_service.clients.requests import Caller, ClientRequest, Replies, R
 from acclimate_service.clients.roster import Roster
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.clients.timelines import Timelines
+from acclimate_service.clients.webhook import Webhook
 from acclimate_service.compute.adapter_machine import AdapterMachine
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.labelling import Examples, examples_of, feedback_of
@@ -242,6 +243,7 @@ class _Shared(NamedTuple):
     admission: Admission
     rates: Rates | None
     tenant: str
+    webhook: Webhook | None
 
 
 @asynccontextmanager
@@ -267,7 +269,11 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         census = await _census(redis.wire)
         quota, tenant = settings.tenant_rows_per_minute, settings.tenant
         rates = None if quota is None else Rates(redis.wire, tenant, quota)
-        shared = _Shared(limits, metrics, worker, low_priority, redis, census, admission, rates, tenant)
+        webhook = None
+        if settings.webhook_url is not None:
+            webhook = Webhook(settings.webhook_url, settings.secret, metrics.background)
+            stack.push_async_callback(webhook.aclose)
+        shared = _Shared(limits, metrics, worker, low_priority, redis, census, admission, rates, tenant, webhook)
         services = [await _open_model(each, shared, stack) for each in models]
         services[0].others = {each.bundle.manifest.name: each for each in services[1:]}
         yield services[0]
@@ -341,6 +347,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
             arms=arms,
             frozen_on_outage=settings.store_outage == "frozen",
             secret=settings.secret,
+            on_harm=_on_harm(shared.webhook, bundle),
         ),
         clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
         roster=Roster(Listing(wire, settings.tenant, lineage.scope), configurations, fleet),
@@ -359,6 +366,13 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     if settings.round_interval_s is not None:
         rounds.repeat(settings.round_interval_s, settings.round_clients)
     return service
+
+
+def _on_harm(webhook: Webhook | None, bundle: Bundle) -> Callable[[ClientScope], None] | None:
+    """What is to be done with a client that its labels turn to the frozen model."""
+    if webhook is None:
+        return None
+    return partial(webhook.harmful, {"name": bundle.manifest.name, "version": bundle.manifest.version})
 
 
 def _close_worker(worker: Worker) -> None:

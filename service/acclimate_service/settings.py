@@ -96,6 +96,9 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
+    webhook_url: str | None = Field(None, pattern=r"^https?://[!-~]+$")
+    """Where it is told, by a POST signed with `secret`, that labels turned a client to the frozen model."""
+
     root_path: str = Field("", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
     """Path below which a proxy shows the service, such as `/acclimate`, whether or not the proxy takes it off: the
     description of the interface then says so, and both ways are answered."""

@@ -101,6 +101,7 @@ ELSEWHERE = {
     "device_cache_bytes": "service/compute/test_device_cache.py::"
     "test_clients_that_take_turns_are_moved_and_answer_as_if_they_were_not",
     "host": "service/test_settings.py::test_a_wrong_setting_is_one_clear_line",
+    "webhook_url": "service/clients/test_webhook.py::test_a_client_that_turns_harmful_is_told_once_and_signed",
     "root_path": "service/http/test_root_path.py::test_it_is_the_same_whether_or_not_the_proxy_takes_the_path_off",
     "log_format": "service/test_logs.py::test_the_log_is_written_as_the_settings_say",
     "log_level": "service/test_logs.py::test_the_log_is_written_as_the_settings_say",

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ class Engine:
         arms: Arms | None,
         frozen_on_outage: bool,
         secret: str,
+        on_harm: Callable[[ClientScope], None] | None = None,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
@@ -60,6 +62,7 @@ class Engine:
             arms: what they say of the arms of portfolios.
             frozen_on_outage: whether batches are answered by the global model while Redis is away, not refused.
             secret: by which clients are hashed in the log.
+            on_harm: called with a client that its own labels turn to the frozen model.
         """
         self._sessions = sessions
         self._machine = machine
@@ -69,6 +72,7 @@ class Engine:
         self._arms = arms
         self._frozen_on_outage = frozen_on_outage
         self._secret = secret
+        self._on_harm = on_harm
 
     async def predict(self, batch: Batch) -> Reply:
         """Answer a batch, and fold it into the client's state unless `adapt` is off or the client is paused.
@@ -154,6 +158,8 @@ class Engine:
             self._metrics.switches.labels(answering, because).inc()
             who = hashed(self._secret, client.client)
             _log.warning("client %s is answered by the %s model from now on: %s", who, answering, because)
+            if because == "own_harmful" and self._on_harm is not None:
+                self._on_harm(client)
 
     async def _look(self, batch: Batch, turn: Turn) -> Reply:
         """Answer as if the batch were to be folded in, and keep nothing."""
