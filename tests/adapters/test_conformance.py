@@ -407,6 +407,8 @@ def test_a_state_of_another_form_is_refused(
     for name, tensor in state.tensors.items():
         others = {key: each for key, each in state.tensors.items() if key != name}
         spoilt |= {f"{name} of another {kind}": {**others, name: spoil(tensor)} for kind, spoil in SPOILT.items()}
+        if name.endswith("rows") or not tensor.is_floating_point():  # what is counted
+            spoilt[f"{name} below 0"] = {**others, name: torch.full_like(tensor, -1)}
         if others:  # none at all is the state of a client that has not enrolled
             spoilt[f"no {name}"] = others
     for what, tensors in spoilt.items():

@@ -195,17 +195,17 @@ def test_envoy_logs_every_request(envoy_balancer):
     assert (entry["status"], entry["path"], entry["attempts"]) == (200, "/clients/phone", 1)
 
 
-def test_envoy_lets_a_state_pass_that_is_larger_than_any_batch(envoy_balancer, servers):
+def test_a_state_passes_that_is_larger_than_any_batch(balancer, servers):
     larger = bytes(32 * 2**20 + 1)
-    assert httpx.put(f"{envoy_balancer.url}/clients/phone/state", content=larger).status_code == 200
-    refused = httpx.put(f"{envoy_balancer.url}/clients/phone/predict", content=larger)
+    assert httpx.put(f"{balancer.url}/clients/phone/state", content=larger).status_code == 200
+    refused = httpx.put(f"{balancer.url}/clients/phone/predict", content=larger)
     assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
     assert "33554432" in refused.json()["detail"]
     assert [*servers[0].seen, *servers[1].seen] == ["PUT"]
 
 
-def test_envoy_says_how_large_a_state_may_be(envoy_balancer):
+def test_it_is_said_how_large_a_state_may_be(balancer):
     too_large = (bytes(2**20) for _ in range(257))
-    refused = httpx.put(f"{envoy_balancer.url}/clients/phone/state", content=too_large, timeout=60)
+    refused = httpx.put(f"{balancer.url}/clients/phone/state", content=too_large, timeout=60)
     assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
     assert "268435456" in refused.json()["detail"]
