@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
-from ipaddress import ip_network
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from acclimate_service.clients.requests import Caller, ClientRequest, Reply, rfc
 from acclimate_service.compute.process import available_cores, return_freed_memory, slice_of, take_threads
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
+from acclimate_service.http.pacing import network_of
 from acclimate_service.http.payload import (
     ARRAYS,
     BODY_HEADERS,
@@ -143,7 +143,7 @@ class RequestContext:
         asked, longest = self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms
         self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
         self._tenant: str = http.state.caller.tenant
-        self._caller = self._tenant or _caller(http.client.host if http.client else "")
+        self._caller = self._tenant or network_of(http.client.host if http.client else "")
         payer = f"caller {self._caller}"  # no client can have this name
         kind = media_type(self.content_type)
         self._is_array = client_id is not None and kind in ARRAYS
@@ -237,7 +237,7 @@ class RequestContext:
                     pieces.append(piece)
         except TimeoutError:
             raise Problem("deadline_exceeded", "the deadline passed before the body was here") from None
-        received = b"".join(pieces)
+        received = b"".join(pieces) if size <= _PIECE else await asyncio.to_thread(_joined, pieces)
         if encoding == "identity":
             return received
         inflated = await self.computed(partial(_inflate, received, _ENCODINGS[encoding], limit))
@@ -428,6 +428,13 @@ def client_scope(client_id: str, owner: str, tenant: str) -> ClientScope:
         raise Problem("invalid_client_id", str(error)) from error
 
 
+def _joined(pieces: list[bytes]) -> bytes:
+    """A large body in one piece; Python copies it without holding others up, and gives the pieces back here."""
+    whole = b"".join(pieces)
+    pieces.clear()
+    return whole
+
+
 def _inflate(data: bytes, window: int, limit: int) -> bytes:
     """Undo a Content-Encoding.
 
@@ -460,12 +467,6 @@ def _check_query(http: Request, accepted: tuple[str, ...]) -> None:
             raise Problem("invalid_request", f"there is no parameter {name[:40]!r} here; accepted are: {known}")
         if names.count(name) > 1:
             raise Problem("invalid_request", f"the parameter {name!r} is there more than once")
-
-
-@lru_cache(maxsize=4096)
-def _caller(address: str) -> str:
-    """Who has an address; of IPv6, where a network is what a site gets, its network."""
-    return str(ip_network((address, 64), strict=False)) if ":" in address else address
 
 
 def _sound_key(key: str) -> str:

@@ -17,6 +17,7 @@ from starlette.routing import Match
 from acclimate_adapters import InputError
 from acclimate_adapters import StateError as UnusableState
 from acclimate_service.errors import Problem
+from acclimate_service.http.pacing import Refusals, caller_of
 from acclimate_service.http.payload import PayloadError
 from acclimate_service.state import (
     ClientDeleted,
@@ -174,7 +175,7 @@ def install(app: FastAPI, models: Sequence[str]) -> None:
         app: whose errors.
         models: names of those that are served.
     """
-    app.state.models = models
+    app.state.models, app.state.refusals = models, Refusals()
     for kind in _HANDLED:
         app.add_exception_handler(kind, answer)
 
@@ -188,6 +189,9 @@ async def answer(request: Request, error: Exception) -> Response:
         _log.error("request %s failed", named, exc_info=error)
     elif isinstance(error, StateError) and STATUS[problem.code] in _OURS:
         _log.warning("request %s: %s", named, error)
+    if STATUS[problem.code] == HTTPStatus.TOO_MANY_REQUESTS:
+        error.__traceback__ = error.__context__ = None  # they would keep the body, which is counted no more
+        await request.app.state.refusals.keep(caller_of(request))
     return reply(problem, identity)
 
 

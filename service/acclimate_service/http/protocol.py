@@ -18,11 +18,14 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from acclimate_service.errors import Problem
+from acclimate_service.http.pacing import PIECE_BYTES, Uploads, network_of
 from acclimate_service.http.problems import reply
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Target, names and values of a request's head, and four bytes more for each header; its trailers may have as many."""
 MAX_HEADERS: Final = 128
+_HEAD_PIECE: Final = 16 * 1024
+"""Bytes of a head that are parsed before it is looked at: so many may hold 2,700 headers, which take 3 ms."""
 HEAD_S: Final = 10.0
 """Seconds that a head may take to come, and what is left of a body once its reply was sent."""
 WRITE_S: Final = 10.0
@@ -40,6 +43,7 @@ _LOOK_S: Final = 0.1
 _LOG_EVERY_S: Final = 10.0
 _log = logging.getLogger(__name__)
 _complaints: dict[str, float] = {}
+_uploads = Uploads()
 
 
 def most_connections() -> int:
@@ -62,6 +66,8 @@ class Http1(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve a connection, if there is room for it."""
         super().connection_made(cast(asyncio.Transport, JoiningTransport(transport)))
+        self._address = network_of(self.client[0]) if self.client else ""
+        self._under_way = 0  # requests
         self._in_head = False
         self._open = False  # a message has begun and not ended
         self._offered = False  # the head offers an upgrade, which the parser stops at
@@ -77,6 +83,7 @@ class Http1(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_head_timer()
+        _uploads.leave(self._address, self._under_way)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -104,10 +111,14 @@ class Http1(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on. What comes after a request that was refused is not looked at."""
         self._unset_keepalive_if_required()
-        for start in range(0, len(data), MAX_HEAD_BYTES):
+        if len(data) >= PIECE_BYTES and (rest_s := _uploads.rest_s(self._address, len(data))):
+            cast(JoiningTransport, self.transport).rest(rest_s)
+        while data:
             if self._parting is not None or self.transport.is_closing():
                 return
-            self._feed(data[start : start + MAX_HEAD_BYTES] if len(data) > MAX_HEAD_BYTES else data)
+            at_once = MAX_HEAD_BYTES if self._open and not self._in_head else _HEAD_PIECE
+            self._feed(data[:at_once])
+            data = data[at_once:]
         self._watch_head()
 
     def _feed(self, data: bytes) -> None:
@@ -185,6 +196,8 @@ class Http1(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError as error:
             raise Problem("malformed_request", "the target is no path") from error
         self._served = True
+        self._under_way += 1
+        _uploads.under_way[self._address] += 1
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -199,6 +212,8 @@ class Http1(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A reply was sent."""
+        self._under_way -= 1
+        _uploads.under_way[self._address] -= 1
         super().on_response_complete()
         if self.pipeline or self.transport.is_closing():
             return
@@ -301,13 +316,34 @@ class JoiningTransport:
         self.is_closing = transport.is_closing
         self.get_extra_info = transport.get_extra_info
         self.set_protocol = transport.set_protocol
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
         self._loop = asyncio.get_running_loop()
         self._held = b""
         self._written = 0
         self._taken = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._paused = self._rests = False  # either keeps the transport from reading
+
+    def pause_reading(self) -> None:
+        """Read nothing until told to."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, unless the transport rests."""
+        self._paused = False
+        if not self._rests:
+            self._transport.resume_reading()
+
+    def rest(self, seconds: float) -> None:
+        """Read nothing for so long."""
+        self._rests = True
+        self._transport.pause_reading()
+        self._loop.call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self._rests = False
+        if not (self._paused or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send together with what is held, or hold."""

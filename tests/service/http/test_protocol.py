@@ -6,12 +6,14 @@ import gc
 import json
 import re
 import socket
+import time
 
 import pytest
 import uvicorn
 import uvloop
 
 from acclimate_service.http import protocol
+from acclimate_service.http.pacing import BYTES_PER_S, PIECE_BYTES
 from acclimate_service.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS, Http1, JoiningTransport
 
 
@@ -470,3 +472,21 @@ def test_a_caller_who_leaves_is_known_to_have_left(loop_factory):
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(run())
     assert gone == [True]
+
+
+async def test_of_two_callers_the_one_with_a_large_body_is_read_at_its_pace(serve):
+    """The other one's request is under way meanwhile, as its body does not come."""
+    size = 8 * PIECE_BYTES
+    port = await serve(tell)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    other = await asyncio.open_connection("127.0.0.1", port)
+    other[1].write(head % 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    writer.write(head % size + bytes(size))
+    reply = await asyncio.wait_for(reader.read(), 10)
+    assert time.monotonic() - began >= size / BYTES_PER_S / 2, "but for what came in smaller pieces, and the last one"
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    for each in (writer, other[1]):
+        each.close()
