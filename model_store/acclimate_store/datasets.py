@@ -6,20 +6,19 @@
 | `.npz` | `images` [N, C, H, W], [N, H, W, C] or [N, H, W], uint8 or float32 in 0..1, and integer `labels` [N] |
 | idx | `...images-idx3-ubyte` with `...labels-idx1-ubyte` beside it, also `.gz`; or a folder with one such pair |
 | Parquet | a file, or a folder of them, with columns `image` and `label`, as the Hugging Face hub stores data sets |
+| `datasets` | a folder that Hugging Face's `save_to_disk` wrote, with these columns; of several splits, one |
 
 Image files, and uint8 arrays that have another size than the network, become its input as the service would make it.
 """
 
 import gzip
 import io
-import json
 import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 from zipfile import BadZipFile, ZipFile
@@ -32,6 +31,7 @@ from PIL import Image
 from acclimate_store.errors import SampleError
 from acclimate_store.images import MODES, pixels, resized, upright, with_channels
 from acclimate_store.manifest import InputSpec
+from acclimate_store.tables import label_names, open_tables, saved_to_disk
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 """Of the image files that are read in folders."""
@@ -85,12 +85,14 @@ def labelled_images(path: Path, spec: InputSpec, classes: Sequence[str], column:
         if any(path.glob("*-images-idx3-ubyte*")):
             return _idx(_only_idx(path), spec, len(classes), column)
         if any(path.rglob("*.parquet")):
-            return _parquet(sorted(path.rglob("*.parquet")), path, spec, classes, column)
+            return _columns(sorted(path.rglob("*.parquet")), path, spec, classes, column)
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+            return _columns(saved_to_disk(path), path, spec, classes, column)
         return _folder(path, spec, classes, column)
     if "-images-idx3-ubyte" in path.name or "-images.idx3-ubyte" in path.name:
         return _idx(path, spec, len(classes), column)
     if path.suffix == ".parquet":
-        return _parquet([path], path, spec, classes, column)
+        return _columns([path], path, spec, classes, column)
     return _npz(path, spec, len(classes), column)
 
 
@@ -336,33 +338,26 @@ def _idx_opened(path: Path) -> Iterator[IO[bytes]]:
         raise SampleError(f"{path} cannot be read: {error}") from error
 
 
-# --- Parquet ---
+# --- Parquet, and Arrow as `datasets` saves it ---
 
 
-def _parquet(
+def _columns(
     files: Sequence[Path], path: Path, spec: InputSpec, classes: Sequence[str], column: str | None
 ) -> LabelledImages:
-    if find_spec("pyarrow") is None:
-        raise SampleError('Parquet files need pyarrow; pip install "acclimate[parquet]"')
-    from pyarrow import ArrowInvalid, parquet
-
     wanted = ["image", "label", *([column] if column else [])]
-    try:
-        tables = [parquet.ParquetFile(file) for file in files]
-    except (OSError, ArrowInvalid) as error:
-        raise SampleError(f"{path} cannot be read as Parquet: {error}") from error
-    schema = tables[0].schema_arrow
+    tables = open_tables(files, path)
+    schema = tables[0].schema
     absent = [name for name in wanted if name not in schema.names]
     if absent:
         raise SampleError(f"{path} has no column {', '.join(absent)}; its columns are {', '.join(schema.names)}")
-    names = _label_names(schema.metadata or {})
+    names = label_names(schema.metadata or {})
     unknown = [name for name in names or () if name not in classes]
     if unknown:
         raise SampleError(f"{path} has classes {', '.join(unknown[:5])}, which are no classes of the model")
 
     def read(size: int) -> Iterator[Batch]:
         for table in tables:
-            for part in table.iter_batches(size, columns=wanted):
+            for part in table.batches(size, wanted):
                 columns = part.to_pydict()
                 images = [decoded(_content(cell, path), f"an image of {path}", spec) for cell in columns["image"]]
                 numbers = np.array(columns["label"])
@@ -372,16 +367,7 @@ def _parquet(
                 owners = tuple(map(str, columns[column])) if column else None
                 yield Batch(np.stack(images), _numbered(numbers, path, len(classes)), owners)
 
-    return LabelledImages(path, sum(table.metadata.num_rows for table in tables), read)
-
-
-def _label_names(metadata: dict[bytes, bytes]) -> list[str] | None:
-    """Names of the classes, where the file says them as the `datasets` library does."""
-    try:
-        names: list[str] = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
-    except (KeyError, ValueError, TypeError):
-        return None
-    return names
+    return LabelledImages(path, sum(table.rows for table in tables), read)
 
 
 def _content(cell: Any, path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import json
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -165,13 +166,11 @@ def as_idx(fashion: Arrays, path: Path, classes: tuple[str, ...]) -> Path:
     return path
 
 
-def as_parquet(fashion: Arrays, path: Path, classes: tuple[str, ...]) -> Path:
+def as_table(fashion: Arrays, classes: tuple[str, ...]) -> Any:
+    """As Hugging Face's `datasets` has it in memory."""
     import io
-    import json
 
     pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     names = sorted(classes)  # another order than the model's
     cells = []
     for image in fashion["images"]:
@@ -179,8 +178,30 @@ def as_parquet(fashion: Arrays, path: Path, classes: tuple[str, ...]) -> Path:
         cells.append({"bytes": buffer.getvalue(), "path": None})
     table = pa.table({"image": cells, "label": [names.index(classes[label]) for label in fashion["labels"]]})
     info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(info)})
+
+
+def as_parquet(fashion: Arrays, path: Path, classes: tuple[str, ...]) -> Path:
+    table = as_table(fashion, classes)
+    from pyarrow import parquet
+
     path.mkdir()
-    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), path / "train.parquet")
+    parquet.write_table(table, path / "train.parquet")
+    return path
+
+
+def as_saved_to_disk(fashion: Arrays, path: Path, classes: tuple[str, ...]) -> Path:
+    table = as_table(fashion, classes)
+    import pyarrow as pa
+
+    path.mkdir()
+    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
+    for number, name in enumerate(names):
+        half = table.slice(number * (len(table) // 2), None if number else len(table) // 2)
+        with pa.OSFile(str(path / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(half, max_chunksize=100)
+    (path / "cache-1.arrow").write_bytes(b"not a part of it")
+    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
     return path
 
 
@@ -195,7 +216,7 @@ def as_floats(fashion: Arrays, path: Path, classes: tuple[str, ...]) -> Path:
     return path.with_suffix(".npz")
 
 
-@pytest.mark.parametrize("write", [as_folder, as_idx, as_parquet, as_channels_last, as_floats])
+@pytest.mark.parametrize("write", [as_folder, as_idx, as_parquet, as_saved_to_disk, as_channels_last, as_floats])
 def test_every_kind_of_data_gives_the_same(
     write: Callable[..., Path], acclimate: Acclimate, data: Callable[..., Path], fashion: Arrays, tmp_path: Path
 ) -> None:
@@ -209,6 +230,20 @@ def test_every_kind_of_data_gives_the_same(
     for name in ("prior", "prototypes", "descriptor"):
         torch.testing.assert_close(getattr(other, name), getattr(npz, name), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(other.confusion_matrix("soft"), npz.confusion_matrix("soft"), rtol=1e-5, atol=1e-6)
+
+
+def test_of_several_splits_one_is_to_be_named(acclimate: Acclimate, tmp_path: Path, capsys: Any) -> None:
+    for split in ("train", "test"):
+        (tmp_path / "saved" / split).mkdir(parents=True)
+        (tmp_path / "saved" / split / "state.json").write_text("{}")
+    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert acclimate("measure", "fashion-cnn", "--data", tmp_path / "saved") == 2
+    assert f"name one of them: {tmp_path}/saved/test, {tmp_path}/saved/train" in capsys.readouterr().err
+    assert acclimate("measure", "fashion-cnn", "--data", tmp_path / "saved/test") == 2
+    assert "state.json is not that of a saved data set: KeyError('_data_files')" in capsys.readouterr().err
+    (tmp_path / "saved/test/state.json").write_text('{"_data_files": []}')
+    assert acclimate("measure", "fashion-cnn", "--data", tmp_path / "saved/test") == 2
+    assert "is a saved data set without rows" in capsys.readouterr().err
 
 
 def renamed(catalogue: Catalogue, classes: tuple[str, ...], **changes: Any) -> str:
