@@ -20,6 +20,7 @@ from acclimate_client.errors import (
 from acclimate_client.evidence import (
     AccuracyInterval,
     AdapterEvidence,
+    Ask,
     Evidence,
     Guard,
     GuardDecision,
@@ -56,6 +57,7 @@ __all__ = [
     "AdapterDescription",
     "AdapterEvidence",
     "AdapterInfo",
+    "Ask",
     "AsyncClient",
     "Client",
     "ClientInfo",

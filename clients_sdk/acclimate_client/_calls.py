@@ -15,7 +15,7 @@ from acclimate_client import _checks, _replies
 from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout, count, encode
 from acclimate_client._version import __version__
-from acclimate_client.evidence import LabelledRow
+from acclimate_client.evidence import Ask, LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
@@ -119,8 +119,8 @@ class Settings:
             _checks.check_api_key(self.api_key)
 
     def of_model(self, call: Call[T]) -> Call[T]:
-        """Returns the call for a client of the model that is meant."""
-        if self.model is None or not f"{call.path}/".startswith("/clients/"):
+        """Returns the call for clients of the model that is meant."""
+        if self.model is None or not f"{call.path}/".startswith(("/clients/", "/asks/")):
             return call
         return replace(call, path=f"/models/{self.model}{call.path}")
 
@@ -235,6 +235,13 @@ def feedback(
         idempotency_key=key,
         writes=True,
     )
+
+
+def asks(client_id: str | None, after: str) -> Call[tuple[tuple[Ask, ...], str | None]]:
+    """Returns the call that fetches a page of what is asked, and where the next one begins; see `Client.asks`."""
+    if client_id is not None:
+        return Call("GET", f"{_checks.client_path(client_id)}/asks", _replies.read_asks_of_client)
+    return Call("GET", "/asks", _replies.read_asks, params={"after": after} if after else {})
 
 
 def feedback_images(client_id: str, images: Images, labels: Labels, **sending: Unpack[Sending]) -> Call[FeedbackResult]:

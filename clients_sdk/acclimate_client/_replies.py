@@ -18,6 +18,7 @@ from acclimate_client.errors import UnexpectedReplyError
 from acclimate_client.evidence import (
     AccuracyInterval,
     AdapterEvidence,
+    Ask,
     Evidence,
     Guard,
     GuardDecision,
@@ -223,6 +224,22 @@ def read_feedback(reply: httpx.Response, idempotency_key: str) -> FeedbackResult
         )
 
     return read(reply, build)
+
+
+def read_asks(reply: httpx.Response) -> tuple[tuple[Ask, ...], str | None]:
+    """Reads a page of the reply to asks, and where the next one begins."""
+    return read(
+        reply,
+        lambda body: (
+            tuple(ask for client in _typed(list, body["clients"]) for ask in _asks(_typed(dict, client))),
+            _optional(str, body["next"]),
+        ),
+    )
+
+
+def read_asks_of_client(reply: httpx.Response) -> tuple[tuple[Ask, ...], None]:
+    """Reads the reply to asks of one client, which is one page."""
+    return read(reply, lambda body: (_asks(body), None))
 
 
 def read_content(reply: httpx.Response) -> bytes:
@@ -461,6 +478,17 @@ def _accuracy(value: object) -> AccuracyInterval:
         accuracy=_optional_number(fields["accuracy"]),
         low=_optional_number(fields["low"]),
         high=_optional_number(fields["high"]),
+    )
+
+
+def _asks(fields: Json) -> tuple[Ask, ...]:
+    """The member `asks` of a client."""
+    client_id = _typed(str, fields["client_id"])
+    questions = [_typed(dict, item) for item in _typed(list, fields["asks"])]
+    return tuple(
+        Ask(client_id, _typed(str, question["request_id"]), _typed(int, row))
+        for question in questions
+        for row in _typed(list, question["rows"])
     )
 
 

@@ -9,7 +9,7 @@ from acclimate_client import _calls
 from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout
 from acclimate_client._transport import AsyncTransport
-from acclimate_client.evidence import LabelledRow
+from acclimate_client.evidence import Ask, LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
@@ -113,6 +113,14 @@ class AsyncClient(AsyncTransport):
         """Tells the true classes of images predicted before; see `Client.feedback`."""
         limit = self._settings.limit(timeout)
         return await self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
+
+    async def asks(self, client_id: str | None = None) -> AsyncIterator[Ask]:
+        """Yields the images whose labels are asked for, of one client or of all; see `Client.asks`."""
+        after: str | None = ""
+        while after is not None:
+            asked, after = await self._run(_calls.asks(client_id, after))
+            for each in asked:
+                yield each
 
     async def feedback_images(
         self,

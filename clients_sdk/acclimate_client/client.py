@@ -8,7 +8,7 @@ from acclimate_client import _calls
 from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout
 from acclimate_client._transport import Transport
-from acclimate_client.evidence import LabelledRow
+from acclimate_client.evidence import Ask, LabelledRow
 from acclimate_client.results import (
     AdapterDescription,
     ClientInfo,
@@ -221,6 +221,26 @@ class Client(Transport):
         """
         limit = self._settings.limit(timeout)
         return self._run(_calls.feedback(client_id, rows, idempotency_key=idempotency_key, timeout=limit))
+
+    def asks(self, client_id: str | None = None) -> Iterator[Ask]:
+        """Yields the images whose labels are asked for, of one client or of all, page by page as they are wanted.
+
+        Those of clients whose questions changed last come first, and of each client the newest. A question that opens
+        meanwhile may be missed, and one that is answered or expires may still come: its label is `duplicate` or
+        `unknown`. Answer all of them, or leave some by chance: never by which prediction is right.
+
+        Args:
+            client_id: Whose; None for those of all clients.
+
+        Raises:
+            ClientUnknownError: The server holds no state for it.
+            GuardOffError: The operator keeps no record of predictions.
+            AcclimateClientError: Any other failure.
+        """
+        after: str | None = ""
+        while after is not None:
+            asked, after = self._run(_calls.asks(client_id, after))
+            yield from asked
 
     def feedback_images(
         self,

@@ -36,6 +36,29 @@ class LabelledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """An image that was predicted before, and whose label would tell whether adaptation helps its client.
+
+    Attributes:
+        client_id: Whose image.
+        request_id: `request_id` of the prediction.
+        row: Position of the image in its batch, 0..B-1.
+    """
+
+    client_id: str
+    request_id: str
+    row: int
+
+    def labelled(self, label: Class) -> LabelledRow:
+        """Returns the answer, for `feedback` of the client.
+
+        Raises:
+            TypeError: The label is neither a class name nor a class index.
+        """
+        return LabelledRow(self.request_id, self.row, label)
+
+
+@dataclass(frozen=True, slots=True)
 class RowCounts:
     """What became of the labelled rows of one call.
 

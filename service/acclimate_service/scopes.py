@@ -24,6 +24,7 @@ from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet, Heard
 from acclimate_service.guard.policy import Policy as AnswerPolicy
 from acclimate_service.guard.pools import Pools
+from acclimate_service.guard.questions import Questions
 from acclimate_service.metrics import Metrics, StateMetrics
 from acclimate_service.settings import Settings
 from acclimate_service.state import (
@@ -54,6 +55,7 @@ class Kept:
         sessions: of the states that they are answered by.
         fleet: evidence of their adapters; None if nobody compares.
         arms: evidence of the arms of portfolios; None if nobody compares.
+        questions: what they are asked; None if nobody compares.
         pairs: evidence of paired trials; None if nobody is promoted.
         challengers: with their states beside those; None if nobody is tried out.
     """
@@ -61,6 +63,7 @@ class Kept:
     sessions: Sessions
     fleet: Fleet | None
     arms: Arms | None
+    questions: Questions | None
     pairs: Fleet | None
     challengers: Challengers | None
 
@@ -80,6 +83,7 @@ class Kept:
         closing = [] if self.challengers is None else [self.challengers.stop]
         closing += [partial(_close_until, until, sessions) for sessions in self.everywhere]
         closing += [each.aclose for each in self.evidence]
+        closing += [] if self.questions is None else [self.questions.aclose]
         for close in closing:
             try:
                 await close()
@@ -115,10 +119,11 @@ class Scopes:
     def kept(self, model: FrozenModel, configurations: Configurations, candidates: Sequence[str]) -> Kept:
         """What is kept of the clients of a model, while these candidates are tried out."""
         settings, key, default = self.settings, self.lineage.key, configurations.default
-        fleet = arms = pairs = challengers = None
+        fleet = arms = questions = pairs = challengers = None
         if settings.guard != "off":
             fleet = self.evidence(key, settings.guard, settings.guard_alpha, self.lineage.siblings)
             arms = self.arms(scope_of(key, _ARMS), model, configurations)
+            questions = self._questions(self.lineage.scope)
         if settings.auto_switch:
             pairs = self.evidence(scope_of(key, default), "adapt", settings.guard_alpha / len(candidates))
         champion = Champion(default, pairs, self.metrics, settings.secret)
@@ -127,7 +132,7 @@ class Scopes:
         sessions = self.sessions(self.lineage.scope, champion.configuration, own_bytes, self.metrics.state)
         if fleet is not None and candidates:
             challengers = self.challengers(candidates, champion, sessions, fleet, pairs, beside_bytes)
-        return Kept(sessions, fleet, arms, pairs, challengers)
+        return Kept(sessions, fleet, arms, questions, pairs, challengers)
 
     def evidence(self, scope: str, policy: AnswerPolicy, alpha: float, others: Sequence[str] = ()) -> Fleet:
         """What the labels of all clients say in one scope; `others` are those of other versions of the model."""
@@ -156,6 +161,7 @@ class Scopes:
         cohorts = [Cohorts(self.wire, self.limits, key, self.settings.tenant) for key in keys]
         asked = [self._pools(scope).forget(client) for scope in scopes]
         asked += [cohort.forget(client.client) for cohort in cohorts]
+        asked += [self._questions(scope).forget(client) for scope in {place.scope for place in known}]
         for failure in await asyncio.gather(*asked, return_exceptions=True):  # all at once, and none left out
             if failure is not None:
                 raise failure
@@ -252,6 +258,9 @@ class Scopes:
 
         each = [Challenger(name, beside(name, name), None if pairs is None else trial(name, pairs)) for name in names]
         return Challengers(each, self.settings.candidate_share, fleet, self.metrics.background)
+
+    def _questions(self, scope: str) -> Questions:
+        return Questions(self.wire, self.limits, self.metrics.background, scope, self.settings.tenant)
 
     def _pools(self, scope: str) -> Pools[Counts]:
         return Pools(Counts, self.wire, self.limits, scope, self.settings.tenant, self.settings.secret)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from acclimate_adapters import create
 from acclimate_service.clients.admission import Admission
+from acclimate_service.clients.asking import Asking
 from acclimate_service.clients.clients import Clients
 from acclimate_service.clients.engine import FROZEN, Batch, Engine
 from acclimate_service.clients.feedback import Feedback
@@ -105,6 +106,7 @@ class Service:
     roster: Roster
     timelines: Timelines
     feedback: Feedback
+    asking: Asking
     fleet: Fleet | None
     arms: Arms | None
     challengers: Challengers | None
@@ -152,6 +154,8 @@ class Service:
             if self.rates is not None and images:
                 await self._metered(request.client.owner, images)
             reply = await self.feedback.tell(request, labels)
+        if reply.replayed == "none":
+            self.asking.note(request.client)
         if reply.configuration and self.challengers is not None:
             self.challengers.tell(replace(request, life=reply.life), labels, current=reply.configuration)
         return reply
@@ -286,7 +290,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     wire, store = redis.wire, redis.store
     lineage = await _lineage(settings, shared, bundle, configurations)
     bundle = replace(bundle, model=bundle.model.with_hash(lineage.key))
-    steps = Steps(bundle, configurations, metrics, budget, settings.influence, settings.ask_budget, settings.timeline)
+    steps = Steps(bundle, configurations, metrics, budget, settings.influence, settings.timeline)
     machine = AdapterMachine(
         bundle,
         configurations,
@@ -345,14 +349,17 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
             metrics,
             fleet=fleet,
             arms=arms,
+            questions=kept.questions,
+            ask_budget=settings.ask_budget,
             frozen_on_outage=settings.store_outage == "frozen",
             secret=settings.secret,
             on_harm=_on_harm(shared.webhook, bundle),
         ),
-        clients=Clients(configurations, sessions, replies, new_states, fleet, forgetting),
+        clients=Clients(configurations, sessions, replies, new_states, fleet, kept.questions, forgetting),
         roster=Roster(Listing(wire, settings.tenant, lineage.scope), configurations, fleet),
         timelines=Timelines(store, lineage.scope, on=settings.timeline),
         feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),
+        asking=Asking(sessions, replies, kept.questions),
         fleet=fleet,
         arms=arms,
         challengers=kept.challengers,

@@ -214,8 +214,8 @@ class Settings(BaseSettings):
     most."""
 
     ask_budget: float = Field(0.01, ge=0, le=1)
-    """Share of a client's rows, on average, for which replies ask for labels: of those in which the answers in play
-    differ. 0 asks for none."""
+    """Share of a client's rows for which replies ask for labels: of those in which the answers in play differ. What is
+    not spent is kept, up to what the rows bring that are remembered. 0 asks for none."""
 
     candidates: tuple[str, ...] = Field((), max_length=3)
     """Adapters that are tried out beside the clients' own, as a JSON list of names; they answer nobody."""

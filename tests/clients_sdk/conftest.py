@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -80,6 +80,8 @@ def usual_answer(request: Recorded) -> Reply:
     if request.path.endswith("/timeline"):
         timeline = {"client_id": client_id, "model": MODEL, "classes": ["Shirt", "Dress"], "training_prior": [0.5, 0.5]}
         return Reply(body=timeline | {"points": [timeline_point()], "later": 1})
+    if request.path.endswith("/asks"):
+        return Reply(body=known | {"asks": [], "expires_in_s": 60} if client_id else {"clients": [], "next": None})
     if request.path.endswith("/state"):
         exported = Reply(body=b"state", headers={"Content-Type": "application/octet-stream", "ETag": '"v5"'})
         return exported if request.method == "GET" else Reply(body=known | {"state": state})
@@ -249,7 +251,15 @@ class Blocking:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
-        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
+
+        async def collected(items: AsyncIterator[Any]) -> list[Any]:
+            return [item async for item in items]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            called = method(*args, **kwargs)
+            return self._runner.run(collected(called) if isinstance(called, AsyncIterator) else called)
+
+        return run
 
     def close(self) -> None:
         self._runner.run(self._client.close())

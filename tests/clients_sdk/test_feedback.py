@@ -9,6 +9,7 @@ import pytest
 from acclimate_client import (
     AccuracyInterval,
     AdapterEvidence,
+    Ask,
     Evidence,
     Guard,
     GuardDecision,
@@ -230,3 +231,36 @@ def test_images_need_one_label_each(client, server):
     with pytest.raises(ValueError, match="1 labels for 2 images"):
         client.feedback_images("cam-7", IMAGES, [1])
     assert len(server.requests) == sent
+
+
+def page(*clients, following=None):
+    asked = [
+        {"client_id": name, "asks": [{"request_id": "r-1", "rows": rows}], "expires_in_s": 60} for name, rows in clients
+    ]
+    return {"model": BODY["model"], "clients": asked, "next": following}
+
+
+def test_what_is_asked_of_all_clients_comes_page_by_page(client, server, play):
+    server.play(
+        play.reply(body=page(("cam-7", [3, 1]), ("cam-8", [0]), following="17.5")),
+        play.reply(body=page(("cam-9", [4]))),
+    )
+    asked = [*client.asks()]
+    assert [(ask.client_id, ask.row) for ask in asked] == [("cam-7", 3), ("cam-7", 1), ("cam-8", 0), ("cam-9", 4)]
+    assert [(request.path, request.query) for request in server.requests] == [
+        ("/asks", {}),
+        ("/asks", {"after": ["17.5"]}),
+    ]
+    assert asked[0].labelled("Coat") == LabelledRow("r-1", 3, "Coat")
+
+
+def test_what_one_client_is_asked_is_one_page(client, server, play):
+    server.play(play.reply(body=page(("cam-7", [2]))["clients"][0]))
+    assert [*client.asks("cam-7")] == [Ask("cam-7", "r-1", 2)]
+    assert server.requests[-1].path == "/clients/cam-7/asks"
+
+
+def test_a_list_that_is_none_is_unexpected(client, server, play):
+    server.play(play.reply(body={"clients": [{"client_id": "cam-7", "asks": [{"rows": [1]}]}], "next": None}))
+    with pytest.raises(UnexpectedReplyError):
+        [*client.asks()]

@@ -16,6 +16,7 @@ from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.compute.new_states import NewStates
 from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.questions import Questions
 from acclimate_service.state import (
     Applied,
     Change,
@@ -73,6 +74,7 @@ class Clients:
         replies: Replies,
         new_states: NewStates,
         fleet: Fleet | None,
+        questions: Questions | None,
         forgetting: Sequence[Callable[[ClientScope], Awaitable[None]]],
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
@@ -80,6 +82,7 @@ class Clients:
         Args:
             configurations, sessions, replies, new_states: of the service.
             fleet: evidence of the clients' adapters, which restarts with a client's state; None if nobody compares.
+            questions: the list of what clients are asked; None if nobody compares.
             forgetting: have what is known of a client beside its state forgotten, once it is deleted.
         """
         self._configurations = configurations
@@ -87,6 +90,7 @@ class Clients:
         self._replies = replies
         self._new_states = new_states
         self._fleet = fleet
+        self._questions = questions
         self._forgetting = forgetting
 
     async def describe(self, client: ClientScope) -> Described:
@@ -240,8 +244,9 @@ class Clients:
 
     async def _restart_evidence(self, client: ClientScope, applied: Applied) -> None:
         """Restart the evidence of a client that has another state now; its next labels would do so too."""
-        if self._fleet is None or applied.replayed != "none":
+        if self._fleet is None or self._questions is None or applied.replayed != "none":
             return
+        self._questions.tell(client, applied.life, applied.seq, ())
         with suppress(StateError):
             stored = await self._replies.describe(client)
             if stored is not None:

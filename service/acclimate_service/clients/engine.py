@@ -18,6 +18,7 @@ from acclimate_service.compute.steps import GUARD_SAID, StepParameters, image_ba
 from acclimate_service.errors import Problem
 from acclimate_service.guard.arms import Arms
 from acclimate_service.guard.fleet import Fleet
+from acclimate_service.guard.questions import Questions
 from acclimate_service.logs import hashed
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import ClientScope, Paused, Start, StateError, StepFailed, StoreUnavailable, always
@@ -50,6 +51,8 @@ class Engine:
         *,
         fleet: Fleet | None,
         arms: Arms | None,
+        questions: Questions | None,
+        ask_budget: float,
         frozen_on_outage: bool,
         secret: str,
         on_harm: Callable[[ClientScope], None] | None = None,
@@ -60,6 +63,8 @@ class Engine:
             sessions, machine, replies, metrics: of the service.
             fleet: what all labels say of adapted against frozen predictions; None if nobody compares them.
             arms: what they say of the arms of portfolios.
+            questions: the list of what clients are asked; None if nobody compares.
+            ask_budget: share of their rows that they may be asked for.
             frozen_on_outage: whether batches are answered by the global model while Redis is away, not refused.
             secret: by which clients are hashed in the log.
             on_harm: called with a client that its own labels turn to the frozen model.
@@ -70,6 +75,8 @@ class Engine:
         self._metrics = metrics
         self._fleet = fleet
         self._arms = arms
+        self._questions = questions
+        self._ask_budget = ask_budget
         self._frozen_on_outage = frozen_on_outage
         self._secret = secret
         self._on_harm = on_harm
@@ -125,7 +132,9 @@ class Engine:
 
     async def _fold(self, batch: Batch, turn: Turn) -> Reply:
         client = batch.request.client
-        images = image_batch(batch.images, self._parameters(batch))
+        images = image_batch(batch.images, self._parameters(batch, self._ask_budget))
+        held = turn.session.memory.held
+        before = held.state.record if held else None
         try:
             applied = await turn.session.apply(turn.request, images, while_paused=False)
         except Paused as paused:
@@ -133,12 +142,15 @@ class Engine:
                 raise
             return await self._look(batch, turn)
         held = turn.session.memory.held
+        record = held.state.record if held else None
+        if self._questions and held and record and record.questions != (before.questions if before else ()):
+            self._questions.tell(client, held.life, held.seq, record.questions)
         reply = await self._replies.of(client, applied, held.config if held else "")
         if GUARD_SAID in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.members["guard"])
         return reply
 
-    def _parameters(self, batch: Batch) -> StepParameters:
+    def _parameters(self, batch: Batch, ask_budget: float = 0.0) -> StepParameters:
         if self._fleet is None:
             return StepParameters(batch.probabilities, logits=batch.logits)
         return StepParameters(
@@ -148,7 +160,7 @@ class Engine:
             against=self._fleet.against(),
             alpha=self._fleet.alpha,
             shares=self._arms.latest if self._arms else {},
-            asks=batch.adapt,
+            ask_budget=ask_budget,
         )
 
     def _observe(self, client: ClientScope, answering: str, because: str, switched: bool) -> None:

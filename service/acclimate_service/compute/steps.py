@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -76,7 +76,7 @@ class StepParameters:
             not named. A client's own evidence comes first.
         alpha: of the test of that evidence.
         shares: what labels of all clients say of the arms of portfolios, by configuration.
-        asks: whether the answer may ask for labels, whose rows then have to be remembered: those of a journal are.
+        ask_budget: share of the rows for whose labels the answer may ask; they have to be remembered.
     """
 
     probabilities: bool = False
@@ -85,13 +85,15 @@ class StepParameters:
     alpha: float = ALPHA
     logits: bool = False
     shares: Mapping[str, Shares] = field(default_factory=dict)
-    asks: bool = False
+    ask_budget: float = 0.0
 
     def encode(self) -> bytes:
         """As it is kept in a journal."""
         against = {name: decision.because for name, decision in self.against.items()}
         # left out where not wanted: replicas of older versions read it too
-        further = [self.logits, self.shares] if self.shares else [True] if self.logits else []
+        further = [self.logits, self.shares, self.ask_budget]
+        while further and not further[-1]:
+            further.pop()
         return orjson.dumps([self.probabilities, self.request_id, against, self.alpha, *further])
 
     @classmethod
@@ -99,7 +101,7 @@ class StepParameters:
         """What `encode` wrote."""
         probabilities, request_id, against, alpha, *further = orjson.loads(data)
         decisions = {name: Decision("frozen", because) for name, because in against.items()}
-        return replace(cls(probabilities, request_id, decisions, alpha, *further), asks=True)
+        return cls(probabilities, request_id, decisions, alpha, *further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Steps:
     Args:
         bundle, configurations, metrics: of the service.
         budget: knows what steps were expected to take; others may use the machine, too.
-        ask_budget, timeline: as in `Settings`.
+        timeline: as in `Settings`.
 
     Attributes:
         influence: as in `Settings`.
@@ -150,7 +152,6 @@ class Steps:
         metrics: Metrics,
         budget: StepBudget,
         influence: float = 0.0,
-        ask_budget: float = 0.0,
         timeline: bool = False,
     ) -> None:
         self._bundle = bundle
@@ -159,7 +160,6 @@ class Steps:
         self._budget = budget
         self._pace: dict[str, float] = {}  # of each configuration, how many times what was expected its steps take
         self.influence = influence
-        self._ask_budget = ask_budget
         self._timeline = timeline
         self.may_share = lru_cache(_KEPT)(self._may_share)
         self.is_sliced = lru_cache(_KEPT)(self._is_sliced)
@@ -278,11 +278,13 @@ class Steps:
             compared = {"agreement": same, "frozen": float(decision.answer == "frozen")}
             verdict = "undecided" if own is None else "harmful" if own.answer == "frozen" else "trusted"
             point = self._point(state.configuration, step, compared, verdict)
+        asked: Sequence[int] = ()
+        if parameters.ask_budget:
+            # a verdict decides who answers: no label would decide anything any more, unless arms are to be chosen
+            wanted = own is None or by_arm != ()
+            record, asked = record.ask(parameters.request_id, parameters.ask_budget, wanted=wanted)
         after = ClientState(state.configuration, step.state, record, picture, point)
-        # a verdict decides who answers: there is nothing to be asked any more, unless arms are to be chosen
-        decides = by_arm or (own is None and frozen != adapted)
-        asking = decides and parameters.asks and self._ask_budget > 0
-        return after, answer(given, guard, parameters.request_id, record.worth(self._ask_budget) if asking else ())
+        return after, answer(given, guard, parameters.request_id, asked)
 
     def _point(self, configuration: str, step: Step, compared: Mapping[str, float], verdict: str) -> bytes:
         """What the timeline says of a batch, as `Point.encode`.

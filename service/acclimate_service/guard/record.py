@@ -1,18 +1,21 @@
 """What a client's rows were predicted as, with and without adaptation, until somebody tells what they were."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from acclimate_service.guard.evidence import Answer, Counts
 
 ROWS: Final = 2048
 """Rows that are remembered; the oldest batches go first."""
+MOST_QUESTIONS: Final = 128
+"""Batches of which a client has open questions; for a further one, those of the oldest expire."""
 _LABEL: Final = 2
 """Where the labels stand among the numbers of a row."""
 _UNTOLD: Final = -1
@@ -31,6 +34,13 @@ class Label:
     request_id: str
     row: int
     label: int
+
+
+class Question(NamedTuple):
+    """Rows of one batch whose labels are asked for, in order of worth, and not yet told."""
+
+    request_id: str
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,8 @@ class Record:
         counts: of all labelled rows, also of those no longer remembered.
         answering: which prediction the last batch was given.
         born: digest of the first request; tells one record of a client from the next one after a reset.
+        questions: those that are open, the newest last. A question goes when its rows do, or their labels come.
+        unspent: labels that may still be asked for; a fraction counts towards the next one. None: nobody counted yet.
     """
 
     batches: bytes = field(default=b"", repr=False)
@@ -69,6 +81,8 @@ class Record:
     counts: Counts = field(default_factory=Counts)
     answering: Answer = "adapted"
     born: bytes = b""
+    questions: tuple[Question, ...] = ()
+    unspent: float | None = None
 
     def append(
         self,
@@ -94,37 +108,55 @@ class Record:
         if len(kept) != len(new):
             height = max(len(kept), len(new))
             kept, new = _with_arms(kept, height), _with_arms(new, height)
-        return Record(
-            batches=self.batches[batches * _BATCH.size :] + _BATCH.pack(digest, len(frozen)),
+        gone, questions = self.batches[: batches * _BATCH.size], self.questions
+        if gone and questions:
+            forgotten = {each for each, _ in _BATCH.iter_unpack(gone)}
+            questions = tuple(each for each in questions if _digest(each.request_id) not in forgotten)
+        return replace(
+            self,
+            batches=self.batches[len(gone) :] + _BATCH.pack(digest, len(frozen)),
             rows=np.concatenate((kept, new), axis=1),
-            counts=self.counts,
             answering=answering,
             born=self.born or digest,
+            questions=questions,
         )
 
-    def worth(self, share: float) -> list[int]:
-        """Rows of the newest batch that are worth a label: of those in which the answers in play differ.
+    def ask(self, request_id: str, share: float, *, wanted: bool = True) -> tuple["Record", tuple[int, ...]]:
+        """Ask for labels of the newest batch, within a budget: of rows in which the answers in play differ.
 
-        Of such a row each label tells something, and of others none does. They are drawn by lot, so that over the rows
-        that are remembered a share of them is asked on average: where fewer differ, each is asked likelier. The lots
-        are made from the request id: a batch that is computed again asks the same.
+        Of such a row each label tells something, and of others none does. So many are asked as the budget has by now,
+        which each batch brings a share of its rows. What is not spent is kept, as far as it is no more than all rows
+        that are remembered bring. The budget begins with a lot from 0 to 1: so clients of few rows are asked too, and
+        a fleet no more than its share. Rows are drawn by lots that are made from request ids: a batch that is computed
+        again asks the same.
 
         Args:
-            share: of all rows, 0..1.
+            request_id: of that batch.
+            share: of all rows, 0..1, that may be asked for.
+            wanted: whether a label would decide anything; else the budget is kept.
 
         Returns:
-            Their places in the batch, in the order of their lots; rows that none was drawn for are left out.
+            The record that knows of the question, and the places in the batch, in the order of their lots.
         """
-        answers = np.delete(self.rows, _LABEL, axis=0)
-        differing = (answers != answers[0]).any(axis=0)
-        if not differing.any():
-            return []
-        chance = share * len(differing) / int(differing.sum())
         digest, size = _BATCH.unpack_from(self.batches, len(self.batches) - _BATCH.size)
-        lots = np.random.default_rng(int.from_bytes(digest, "little")).random(size)
-        places = np.flatnonzero(differing[-size:] & (lots < chance))
-        drawn: list[int] = places[np.argsort(lots[places])].tolist()
-        return drawn
+        unspent = _generator(digest).random() if self.unspent is None else self.unspent
+        unspent = min(unspent + share * size, max(1.0, share * ROWS))
+        asked: tuple[int, ...] = ()
+        if wanted and unspent >= 1:
+            answers = np.delete(self.rows[:, -size:], _LABEL, axis=0)
+            if len(places := np.flatnonzero((answers != answers[0]).any(axis=0))):
+                asked = tuple(_generator(digest).permutation(places)[: int(unspent)].tolist())
+        questions = (*self.questions, Question(request_id, asked))[-MOST_QUESTIONS:] if asked else self.questions
+        return replace(self, questions=questions, unspent=unspent - len(asked)), asked
+
+    def open_questions(self) -> Iterator[tuple[Question, int]]:
+        """Those that are open, the newest first, and how many further rows there is room for before each expires."""
+        sizes, left = dict[bytes, int](), ROWS
+        for digest, size in reversed([*_BATCH.iter_unpack(self.batches)]):
+            left -= size
+            sizes.setdefault(digest, max(0, left))
+        for question in reversed(self.questions):
+            yield question, sizes[_digest(question.request_id)]
 
     def tell(self, labels: Iterable[Label]) -> tuple["Record", Tally]:
         """Count what labels say; each row counts once."""
@@ -133,6 +165,7 @@ class Record:
             starts[digest] = first, size
             first += size
         rows, counts, tally = self.rows.copy(), self.counts, Tally()
+        questions = {each.request_id: each.rows for each in self.questions}
         for each in labels:
             start, size = starts.get(_digest(each.request_id), (0, 0))
             if not 0 <= each.row < size:
@@ -142,12 +175,16 @@ class Record:
             if known == _UNTOLD:
                 rows[_LABEL, start + each.row] = each.label
                 counts += Counts.of(frozen, adapted, each.label)
+                if each.request_id in questions:
+                    left = questions[each.request_id]
+                    questions[each.request_id] = tuple(row for row in left if row != each.row)
                 tally = replace(tally, counted=tally.counted + 1)
             elif known == each.label:
                 tally = replace(tally, duplicate=tally.duplicate + 1)
             else:
                 tally = replace(tally, contradicting=tally.contradicting + 1)
-        return replace(self, rows=rows, counts=counts), tally
+        still_open = tuple(Question(request_id, left) for request_id, left in questions.items() if left)
+        return replace(self, rows=rows, counts=counts, questions=still_open), tally
 
     def told_since(self, before: "Record") -> NDArray[np.int16]:
         """Those `rows` whose labels `tell` counted, when it made this record of the one before; in their order."""
@@ -172,7 +209,8 @@ class Record:
         flags = (self.answering == "frozen") | (len(self.rows) - len(_NO_ROWS)) << _ARMS_SHIFT
         header = _HEADER.pack(*numbers, flags, len(self.batches) // _BATCH.size)
         rows = np.ascontiguousarray(self.rows, "<i2").tobytes()
-        return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), self.batches, rows))
+        asked = orjson.dumps([self.unspent, self.questions], default=tuple)
+        return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), self.batches, rows, asked))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Record":
@@ -189,11 +227,17 @@ class Record:
             batches = data[start:end]
             if len(batches) != end - start:
                 raise ValueError(f"these bytes are no record: {length} batches are cut short")
-            shape = len(_NO_ROWS) + (flags >> _ARMS_SHIFT), sum(size for _, size in _BATCH.iter_unpack(batches))
-            rows = np.frombuffer(data[end:], "<i2").reshape(shape)
+            height, length = (
+                len(_NO_ROWS) + (flags >> _ARMS_SHIFT),
+                sum(size for _, size in _BATCH.iter_unpack(batches)),
+            )
+            rows = np.frombuffer(data, "<i2", height * length, end).reshape(height, length)
+            unspent, asked = orjson.loads(data[end + rows.nbytes :] or b"[null,[]]")  # older ones end here
         except struct.error as error:
             raise ValueError(f"these bytes are no record: {error}") from error
-        return cls(batches, rows, Counts(*numbers), "frozen" if flags & 1 else "adapted", born)
+        questions = tuple(Question(request_id, tuple(places)) for request_id, places in asked)
+        answering: Answer = "frozen" if flags & 1 else "adapted"
+        return cls(batches, rows, Counts(*numbers), answering, born, questions, unspent)
 
     def _surplus(self, coming: int) -> tuple[int, int]:
         """How many batches, and rows in them, have to go before so many rows come."""
@@ -208,6 +252,10 @@ class Record:
 def _with_arms(rows: NDArray[np.int16], height: int) -> NDArray[np.int16]:
     """Rows [3 + A, N] with as many arms as this height has; those they lack predicted what the frozen model did."""
     return np.concatenate((rows, np.broadcast_to(rows[:1], (height - len(rows), rows.shape[1]))))
+
+
+def _generator(digest: bytes) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 def _digest(request_id: str) -> bytes:

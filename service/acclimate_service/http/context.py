@@ -135,7 +135,7 @@ class RequestContext:
         if len(self.headers) < len(http.headers.raw):
             _check_once(http)
         if query is not None and http.scope["query_string"]:
-            _check_query(http, query)
+            check_query(http, query)
         self.content_type = self.headers.get("content-type", "")
         self._began = time.monotonic()
         self._spells = SPELLS.get()
@@ -459,7 +459,8 @@ def _check_once(http: Request) -> None:
             raise Problem("invalid_request", f"the header {name.title()} is there more than once")
 
 
-def _check_query(http: Request, accepted: tuple[str, ...]) -> None:
+def check_query(http: Request, accepted: tuple[str, ...]) -> None:
+    """Refuse parameters of a request that are none, or are there twice; raises Problem."""
     names = [name for name, _ in http.query_params.multi_items()]
     for name in names:
         if name not in accepted:

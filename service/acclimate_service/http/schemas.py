@@ -190,6 +190,44 @@ class Feedback(Change):
     guard: Absent[Guard] = None
 
 
+class OpenQuestion(Document):
+    """Rows of one answer whose labels are asked for, and not told yet."""
+
+    request_id: Annotated[str, Field(description="Of the answer.")]
+    rows: Annotated[list[Count], Field(min_length=1, description="Places in the batch, in order of worth.")]
+
+
+class ClientQuestion(OpenQuestion):
+    """A question, and how long it stays open."""
+
+    expires_in_rows: Annotated[int, Field(ge=0, description="Further rows of the client that leave it open.")]
+
+
+class ClientAsks(Document):
+    """The open questions of a client, the newest first."""
+
+    client_id: str
+    model: ModelName
+    asks: list[ClientQuestion]
+    expires_in_s: Annotated[int, Field(ge=0, description="Until they expire, if the client sends nothing more.")]
+
+
+class AskedClient(Document):
+    """What one of many clients is asked, the newest questions first."""
+
+    client_id: str
+    asks: list[OpenQuestion]
+    expires_in_s: Annotated[int, Field(ge=0, description="Until they expire, if the client sends nothing more.")]
+
+
+class Asks(Document):
+    """Clients that are asked something, those first whose questions changed last."""
+
+    model: ModelName
+    clients: list[AskedClient]
+    next: Annotated[str | None, Field(description="What `after` is for the next page; null on the last one.")]
+
+
 class AdapterEvidence(Document):
     """What the labels of all clients show of one configuration."""
 
@@ -636,6 +674,8 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     Rollback,
     Configured,
     Feedback,
+    ClientAsks,
+    Asks,
     ModelEvidence,
     Client,
     Clients,

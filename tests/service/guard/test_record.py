@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate_service.guard.evidence import Counts
-from acclimate_service.guard.record import ROWS, Label, Record, Tally
+from acclimate_service.guard.record import MOST_QUESTIONS, ROWS, Label, Question, Record, Tally
 
 
 def record_of(*batches):
@@ -99,24 +101,82 @@ def differing(number, rows=20):
     return [1] * rows, adapted
 
 
+def asked_of(record, share, request_id="a"):
+    return record.ask(request_id, share)[1]
+
+
 def test_rows_are_asked_only_where_answers_differ_and_a_computation_again_asks_the_same():
     record = record_of(("a", *differing(5)))
-    assert record.worth(1.0) == record_of(("a", *differing(5))).worth(1.0)
-    assert sorted(record.worth(1.0)) == sorted(7 * row % 20 for row in range(5))
-    assert record_of(("b", *differing(5))).worth(1.0) != record.worth(1.0), "by lot"
-    assert record_of(("a", *differing(0))).worth(1.0) == []
-    assert record.worth(0.0) == []
+    assert asked_of(record, 1.0) == asked_of(record_of(("a", *differing(5))), 1.0)
+    assert sorted(asked_of(record, 1.0)) == sorted(7 * row % 20 for row in range(5))
+    assert asked_of(record_of(("b", *differing(5))), 1.0, "b") != asked_of(record, 1.0), "by lot"
+    assert asked_of(record_of(("b", *differing(0))), 1.0, "b") == ()
     arms = Record().append("a", [1, 1, 1], [1, 1, 1], answering="adapted", by_arm=[[1, 1], [1, 2], [1, 1]])
-    assert arms.worth(1.0) == [1], "an arm that does not answer is in play too"
+    assert asked_of(arms, 1.0) == (1,), "an arm that does not answer is in play too"
+    assert record.ask("a", 1.0, wanted=False)[1] == (), "where a label decides nothing"
+
+
+def asking(batches, number, share, name="r", wanted=lambda batch: True):
+    """A record that batches came to in which so many rows differ, and how many of them were asked."""
+    record, asked = Record(), []
+    for batch in range(batches):
+        record = record.append(f"{name}{batch}", *differing(number), answering="adapted")
+        record, rows = record.ask(f"{name}{batch}", share, wanted=wanted(batch))
+        asked.append(len(rows))
+    return record, asked
 
 
 @pytest.mark.parametrize("number", [1, 4, 20])
 def test_a_share_of_all_rows_is_asked_however_many_differ(number):
-    record, asked = Record(), 0
-    for batch in range(400):
-        record = record.append(f"r{batch}", *differing(number), answering="adapted")
-        asked += len(record.worth(0.02))
-    assert 110 < asked < 215, "160 of 8,000 are expected"
+    assert sum(asking(400, number, 0.02)[1]) in (160, 161)
+
+
+def test_clients_of_few_rows_are_asked_their_share_too_and_a_fleet_no_more():
+    asked = sum(sum(asking(1, 20, 0.02, f"client {client}")[1]) for client in range(500))
+    assert 160 < asked < 240, "200 of 10,000 are expected"
+
+
+def test_what_is_not_spent_is_kept_up_to_what_the_remembered_rows_bring():
+    _, asked = asking(200, 20, 0.01, wanted=lambda batch: batch >= 190)
+    assert asked[:190] == [0] * 190
+    assert (asked[190], sum(asked[191:])) == (20, 2), "2,048 rows bring 20; ten batches more two"
+
+
+def test_a_question_is_open_until_its_labels_come():
+    record, asked = record_of(("a", *differing(5))).ask("a", 1.0)
+    assert record.questions == (Question("a", asked),)
+    told, tally = record.tell([Label("a", asked[1], 1), Label("a", asked[1], 1), Label("a", 3, 1), Label("z", 0, 1)])
+    assert tally == Tally(counted=2, duplicate=1, unknown=1)
+    assert told.questions == (Question("a", (asked[0], *asked[2:])),)
+    answered, _ = told.tell([Label("a", row, 1) for row in asked])
+    assert answered.questions == ()
+
+
+def test_a_question_expires_when_its_rows_are_forgotten():
+    record, _ = record_of(("a", *differing(1, 1000))).ask("a", 0.01)
+    assert [(question.request_id, left) for question, left in record.open_questions()] == [("a", 1048)]
+    record, _ = record.append("b", *differing(1, 1048), answering="adapted").ask("b", 0.01)
+    assert [(question.request_id, left) for question, left in record.open_questions()] == [("b", 1000), ("a", 0)]
+    record = record.append("c", [1], [1], answering="adapted")
+    assert [(question.request_id, left) for question, left in record.open_questions()] == [("b", 999)]
+
+
+def test_of_so_many_batches_the_newest_have_open_questions():
+    record = Record()
+    for number in range(MOST_QUESTIONS + 2):
+        record, _ = record.append(f"r{number}", [1], [2], answering="adapted").ask(f"r{number}", 1.0)
+    assert [question.request_id for question in record.questions] == [f"r{n}" for n in range(2, MOST_QUESTIONS + 2)]
+    assert record.tell([Label("r0", 0, 1)])[1].counted == 1, "its label counts all the same"
+
+
+def test_questions_and_the_budget_survive_their_bytes_and_older_bytes_have_none():
+    record, _ = asking(30, 3, 0.03)
+    read = Record.from_bytes(record.to_bytes())
+    assert read == record
+    assert (read.questions, read.unspent) == (record.questions, record.unspent)
+    assert len(record.questions) > 10
+    older = replace(record, questions=(), unspent=None)
+    assert Record.from_bytes(older.to_bytes().removesuffix(b"[null,[]]")) == older
 
 
 @pytest.mark.parametrize("cut", [0, 10, 50, -1])

@@ -52,6 +52,7 @@ def ask(house, stream):
             "json": {"rows": [{"request_id": "0" * 32, "row": 0, "label": 1}]}
         },
         "GET /clients/{client_id}": dict,
+        "GET /clients/{client_id}/asks": dict,
         "GET /clients/{client_id}/state": dict,
         "PUT /clients/{client_id}": lambda: {"json": {"adapter": "fedcal"}},
         "DELETE /clients/{client_id}": dict,

@@ -1,0 +1,52 @@
+"""What clients are asked: the rows whose labels would tell something."""
+
+import re
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from acclimate_service.errors import Problem
+from acclimate_service.http.context import Intake, RequestContext, check_query, json
+from acclimate_service.http.openapi import CHANGING, ClientId, add_route, json_of
+from acclimate_service.http.schemas import Asks, ClientAsks
+
+_MOST: Final = 100
+"""Clients on a page."""
+_AFTER: Final = re.compile(r"[0-9]{1,16}(\.[0-9]{1,6})?")
+_AfterPage = Annotated[str, Query(description="`next` of the page before; the first page without it.")]
+_Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": _MOST}, description="Clients on a page.")]
+
+
+def add_routes(router: APIRouter, intake: Intake) -> None:
+    """Add the routes of open questions."""
+    asking = intake.service.asking
+
+    async def of_client(request: Request, client_id: ClientId) -> Response:
+        """The client's open questions, the newest first: rows whose labels are asked for, and when each expires."""
+        context = RequestContext(intake, request, client_id, keyed=False, query=None)
+        with context.admitted():
+            found = await asking.of_client(await context.request(b"asks"))
+            return json({"client_id": client_id, "model": intake.model, **found})
+
+    async def of_all(request: Request, limit: _Limit = _MOST, after: _AfterPage = "") -> Response:
+        """The open questions of all clients of the caller, those first whose questions changed last."""
+        check_query(request, ("limit", "after"))
+        if not 1 <= limit <= _MOST:
+            raise Problem("invalid_request", f"limit is {limit}; a page has 1 to {_MOST} clients")
+        if after and not _AFTER.fullmatch(after):
+            raise Problem("invalid_request", f"after is {after[:40]!r}; it is what the page before says as `next`")
+        page = await asking.of_all(request.state.caller.tenant, limit, after)
+        clients = [
+            {
+                "client_id": each.client,
+                "asks": [question._asdict() for question in each.questions],
+                "expires_in_s": each.expires_in_s,
+            }
+            for each in page.clients
+        ]
+        return json({"model": intake.model, "clients": clients, "next": page.following or None})
+
+    path, reply = "/clients/{client_id}/asks", json_of(ClientAsks)
+    add_route(router, "GET", path, of_client, "list_asks_of_client", "labels", reply, headers=CHANGING[1:])
+    add_route(router, "GET", "/asks", of_all, "list_asks", "labels", json_of(Asks))
