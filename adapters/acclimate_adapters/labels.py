@@ -70,6 +70,10 @@ class Informed(Adapter, Protocol):
         """What rows of all clients, by kind, say of each arm: what share of them it has right, in 0..1."""
         ...
 
+    def settled(self, state: State, labels: float) -> bool:
+        """Whether the same arm would still answer if so many further labels of this client all spoke against it."""
+        ...
+
     def informed(self, state: State, shares: Sequence[float]) -> State:
         """The state that knows these `shares`."""
         ...

@@ -209,6 +209,14 @@ class Portfolio:
         gains = [model.gains.get(arm, 0.0) for arm in self.served(model)]
         return NO_OPINION + np.array([0.0, *gains])
 
+    def settled(self, state: State, labels: float) -> bool:
+        """Whether the arm that answers is ahead of every other by more than so many rows, as `Informed.settled`."""
+        counts = numbers(state.tensors["counts"])
+        rows = scores(counts, numbers(state.tensors["fleet"])) * (counts.sum() + STRENGTH)
+        rows[0] += LEAD * labels
+        second, first = np.sort(rows)[-2:]
+        return bool(first - second > labels)
+
     def informed(self, state: State, shares: Sequence[float]) -> State:
         """The state that knows the fleet's shares f_a, [1 + A] in 0..1, arm 0 first; as `Informed.informed`."""
         fleet = torch.tensor(shares, dtype=torch.float64)

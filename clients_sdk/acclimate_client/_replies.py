@@ -469,6 +469,7 @@ def _evidence(fields: Json) -> Evidence:
         losses=_typed(int, fields["losses"]),
         frozen=_accuracy(fields["frozen"]),
         adapted=_accuracy(fields["adapted"]),
+        asked=_typed(int, fields.get("asked", 0)),
     )
 
 

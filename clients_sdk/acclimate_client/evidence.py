@@ -77,7 +77,10 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyInterval:
-    """An accuracy in 0..1 and its bounds, valid however often one looks; each may be None without labelled rows."""
+    """An accuracy in 0..1 and its bounds, valid however often one looks; each may be None without labelled rows.
+
+    The accuracy is None, too, where all labels were asked for: they say nothing of rows without a difference.
+    """
 
     accuracy: float | None
     low: float | None
@@ -93,8 +96,9 @@ class Evidence:
         labelled: Rows whose label is known.
         wins: Rows that only the adapted prediction has right.
         losses: Rows that only the frozen prediction has right.
-        frozen: Accuracy of the frozen model on the labelled rows.
-        adapted: Accuracy of the adapted predictions on them.
+        frozen: Accuracy of the frozen model over all rows; labelled ones are weighted by how they were chosen.
+        adapted: That of the adapted predictions.
+        asked: Labelled rows whose labels were asked for.
     """
 
     verdict: str
@@ -103,6 +107,7 @@ class Evidence:
     losses: int
     frozen: AccuracyInterval
     adapted: AccuracyInterval
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

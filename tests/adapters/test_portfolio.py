@@ -1,6 +1,7 @@
 """`portfolio` against adapters that know nothing of each other, and a slow count of who was right."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -106,6 +107,23 @@ def test_the_score_shrinks_a_clients_share_towards_the_fleets() -> None:
     np.testing.assert_allclose(shrunk(counts, fleet), expected - np.array([LEAD, 0, 0]))
     np.testing.assert_allclose(scores(np.zeros(8), fleet), [0.51, 0.6, 0.1])
     assert STRENGTH == 8
+
+
+def test_a_choice_is_settled_where_so_many_labels_against_it_would_not_turn_it(model: FrozenModel) -> None:
+    adapter, rng, found = Portfolio(arms=("t3a", "bn_adapt")), np.random.default_rng(0), list[bool]()
+    for _ in range(200):
+        counts, fleet, more = rng.integers(0, 30, 8), rng.uniform(0.2, 0.8, 3), int(rng.integers(1, 30))
+        state = adapter.informed(adapter.init(model), fleet.tolist())
+        state = replace(state, tensors={**state.tensors, "counts": torch.from_numpy(counts)})
+        first = int(scores(counts, fleet).argmax())
+        turned = []
+        for other in {0, 1, 2} - {first}:
+            against = counts.copy()
+            against[2**other] += more
+            turned.append(int(scores(against, fleet).argmax()) != first)
+        found.append(not any(turned))
+        assert adapter.settled(state, more) == found[-1]
+    assert 20 < sum(found) < 180
 
 
 def test_rows_in_which_no_arm_differs_count_for_nothing() -> None:

@@ -36,7 +36,9 @@ def test_a_run_in_numbers_by_hand() -> None:
     adapted[1, :4] = 1  # 4 wrong in the first
     streams = Streams("label", "em", labels, frozen, adapted)
     decided = Verdicts(frozenset({"harmful"}), "harmful", first=7, false_alarms=2)
-    result = Guarded.of(streams, 0.1, [Run(adapted == labels, Verdicts(frozenset()), (Verdicts(frozenset()), decided))])
+    result = Guarded.of(
+        streams, 0.1, [Run(adapted == labels, labels > 0, Verdicts(frozenset()), (Verdicts(frozenset()), decided))]
+    )
     assert (result.frozen, result.adapted, result.guarded) == (90.0, 100.0, 100.0)
     assert (result.adapted_loss, result.adapted_harmed) == (-4.0, 1)
     assert result.outcomes == (Outcome(100.0, -4.0, 1, None, 0, (None, 7), 1),)
@@ -178,7 +180,7 @@ def test_the_command_says_before_it_measures_that_data_are_missing(
     assert "is no benchmark folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--labels", "0"), ("--labels", "1.5"), ("--labels", "x"), ("--seeds", "0")])
+@pytest.mark.parametrize("words", [("--labels", "-0.1"), ("--labels", "1.5"), ("--labels", "x"), ("--seeds", "0")])
 def test_other_shares_and_numbers_are_refused(
     words: tuple[str, ...], bench: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

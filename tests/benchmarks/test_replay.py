@@ -10,7 +10,7 @@ import pytest
 from acclimate_bench.accuracy.measure import LeftOut
 from acclimate_bench.accuracy.methods import choose
 from acclimate_bench.data.shift import Shift
-from acclimate_bench.guard.replay import Run, Streams, Verdicts, recorded_streams, replay, untrue
+from acclimate_bench.guard.replay import CHOICES, Run, Streams, Verdicts, recorded_streams, replay, untrue
 from acclimate_service.guard.evidence import Counts, verdict
 
 Draw = Callable[..., Streams]
@@ -114,6 +114,25 @@ def test_replays_agree_with_a_slow_loop_over_all_labelled_rows(
     assert [each.false_alarms for each in fast.clients] == list(map(alarms, slow.verdicts, slow.rows))
     assert fast.fleet.first == first(slow.fleet)
     assert fast.fleet.false_alarms == alarms(slow.fleet, [*chain(*slow.rows)])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.05])
+def test_what_is_asked_keeps_within_its_budget_and_to_rows_that_differ(share: float, streams: Draw) -> None:
+    drawn = streams(0, 20, 200, 0.8, 0.7)
+    run = replay(drawn, share, 0, "asked")
+    assert np.array_equal(run.hits, replay(drawn, share, 0, "asked").hits)
+    if not share:
+        assert np.array_equal(run.hits, drawn.adapted_right)
+    assert run.labelled.sum() <= share * 20 * 200 + 20
+    assert not (run.labelled & (drawn.frozen == drawn.adapted)).any()
+
+
+def test_as_many_asked_labels_convict_more_clients_than_random_ones(streams: Draw) -> None:
+    drawn = streams(1, 40, 200, 0.85, 0.6)
+    convicted = {
+        choice: sum(each.now == "harmful" for each in replay(drawn, 0.05, 0, choice).clients) for choice in CHOICES
+    }
+    assert convicted["asked"] > 2 * convicted["random"]
 
 
 def test_without_a_label_everybody_is_answered_adapted(streams: Draw) -> None:

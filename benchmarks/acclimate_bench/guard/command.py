@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from acclimate_bench.accuracy.selection import add_selection, folders
 from acclimate_bench.data.shifts import Folders
 from acclimate_bench.errors import BenchError
 from acclimate_bench.guard import learning
-from acclimate_bench.guard.replay import Streams, recorded_streams, replay
+from acclimate_bench.guard.replay import CHOICES, Choice, Streams, recorded_streams, replay
 from acclimate_bench.guard.report import Guarded, GuardReport, from_json, merge, to_json
 from acclimate_bench.guard.text import to_text
 from acclimate_bench.options import Subparsers, number, positive, prepare_outputs, progress_bar
@@ -30,6 +31,13 @@ def add_parser(commands: Subparsers) -> None:
     guard.add_argument(
         "--labels", nargs="+", type=_share, default=SHARES, metavar="SHARE", help="of all rows (default: 0.01 0.05 0.1)"
     )
+    guard.add_argument(
+        "--choice",
+        nargs="+",
+        choices=CHOICES,
+        default=("random",),
+        help="which rows: random ones, or those that the service asks for (default: random)",
+    )
     guard.add_argument("--seeds", type=positive, default=20, help="runs, each with other rows labelled (default: 20)")
     guard.add_argument(
         "--learn",
@@ -40,6 +48,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     guard.add_argument("--json", type=Path, metavar="FILE", help="write the results of every run")
     guard.add_argument("--plot", type=Path, metavar="PREFIX", help="draw them as PREFIX.png and PREFIX.svg")
+    guard.add_argument("--spent", type=Path, metavar="PREFIX", help="draw labels against clients harmed, as PREFIX.svg")
     guard.set_defaults(run=run_guard)
 
 
@@ -52,7 +61,7 @@ def run_guard(arguments: argparse.Namespace) -> int:
     if arguments.learn:
         print(_learn(arguments), end="")
         return 0
-    prepare_outputs((arguments.json, arguments.plot))
+    prepare_outputs((arguments.json, arguments.plot, arguments.spent))
     report = merge([from_json(path) for path in arguments.recorded]) if arguments.recorded else _measure(arguments)
     print(to_text(report), end="")
     if arguments.json:
@@ -61,6 +70,10 @@ def run_guard(arguments: argparse.Namespace) -> int:
         from acclimate_bench.guard.plot import draw_guard
 
         draw_guard(report, arguments.plot)
+    if arguments.spent:
+        from acclimate_bench.guard.plot import draw_spent
+
+        draw_spent(report, arguments.spent)
     return 0
 
 
@@ -73,7 +86,7 @@ def _measure(arguments: argparse.Namespace) -> GuardReport:
     return GuardReport(
         Protocol(seed=arguments.seed, threads=arguments.threads),
         arguments.seeds,
-        _replays(streams, sorted(set(arguments.labels)), arguments.seeds),
+        _replays(streams, sorted(set(arguments.labels)), tuple(dict.fromkeys(arguments.choice)), arguments.seeds),
         tuple(entry for entry in found if isinstance(entry, LeftOut)),
     )
 
@@ -99,13 +112,15 @@ def _streams(data: Folders, name: str, methods: Sequence[Method], seed: int) -> 
         return list(recorded_streams(shift, methods, seed, done))
 
 
-def _replays(found: Sequence[Streams], shares: Sequence[float], seeds: int) -> tuple[Guarded, ...]:
+def _replays(
+    found: Sequence[Streams], shares: Sequence[float], choices: Sequence[Choice], seeds: int
+) -> tuple[Guarded, ...]:
     results = []
-    with progress_bar(len(found) * len(shares), "result") as done:
-        for share in shares:
-            for streams in found:
-                results.append(Guarded.of(streams, share, (replay(streams, share, seed) for seed in range(seeds))))
-                done(f"{streams.shift} {streams.method} {share:g}")
+    with progress_bar(len(found) * len(shares) * len(choices), "result") as done:
+        for choice, share, streams in product(choices, shares, found):
+            runs = (replay(streams, share, seed, choice) for seed in range(seeds))
+            results.append(Guarded.of(streams, share, runs, choice))
+            done(f"{streams.shift} {streams.method} {share:g}")
     return tuple(results)
 
 
@@ -114,4 +129,4 @@ def _weight(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    return number(text, lambda share: 0 < share <= 1, "a share of the rows above 0, up to 1, such as 0.05")
+    return number(text, lambda share: 0 <= share <= 1, "a share of the rows from 0 to 1, such as 0.05")

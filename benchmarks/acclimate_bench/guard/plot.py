@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from acclimate_bench.accuracy.plot import BLUE, GREEN, INK, PURPLE, STYLE, VERMILLION, clean, save
+from acclimate_bench.accuracy.report import HARM
 from acclimate_bench.errors import BenchError
 from acclimate_bench.guard.report import BELOW_FROZEN, Guarded, GuardReport
 
@@ -22,7 +23,7 @@ def draw_guard(report: GuardReport, prefix: Path) -> tuple[Path, Path]:
     """Draw what adapted and guarded answers gain over frozen ones, as `prefix`.png and `prefix`.svg.
 
     One panel for each shift; accuracy over the second half of the streams. A marker is the mean of the runs, its line
-    spans the worst and the best of them.
+    spans the worst and the best of them. Where rows were chosen in several ways, those of the first are drawn.
 
     Raises:
         BenchError: there is nothing to draw, or no place for it.
@@ -35,6 +36,36 @@ def draw_guard(report: GuardReport, prefix: Path) -> tuple[Path, Path]:
             save(figure, prefix.with_name(f"{prefix.name}.png")),
             save(figure, prefix.with_name(f"{prefix.name}.svg")),
         )
+
+
+def draw_spent(report: GuardReport, prefix: Path) -> Path:
+    """Draw how many clients were harmed by how many labels, for each choice of rows, as `prefix`.svg.
+
+    A point is the mean over all methods, shifts and runs.
+
+    Raises:
+        BenchError: there is nothing to draw, or no place for it.
+    """
+    if not report.results:
+        raise BenchError("there is nothing to draw: none of these methods could be measured on these shifts")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.2), layout="constrained")
+        ax = figure.subplots()
+        for choice, (colour, marker) in zip(report.choices, SHARES, strict=False):
+            harmed = [report.harmed(share, choice) for share in report.shares]
+            ax.plot([100 * share for share in report.shares], harmed, color=colour, marker=marker, markersize=4)
+            ax.annotate(
+                f"{choice} rows",
+                (100 * report.shares[-1], harmed[-1]),
+                (6, 0),
+                textcoords="offset points",
+                color=colour,
+            )
+        ax.set_ylim(0)
+        ax.set_xlabel("rows labelled, %")
+        ax.set_title(f"Clients that lose more than {HARM:.0f} points, %", loc="left")
+        clean(ax)
+        return save(figure, prefix.with_name(f"{prefix.name}.svg"))
 
 
 def _figure(report: GuardReport) -> Figure:
@@ -62,7 +93,7 @@ def _panel(ax: Axes, report: GuardReport, shift: str) -> None:
     clean(ax)
     ax.axvline(0, color=INK, linewidth=0.8)
     ax.axvline(-BELOW_FROZEN, color=VERMILLION, linewidth=0.8, linestyle=":")
-    for result in report.only(lambda result: result.shift == shift):
+    for result in report.only(lambda result: (result.shift, result.choice) == (shift, report.choices[0])):
         row, place = methods.index(result.method), shares.index(result.share)
         if place == 0:
             gain = result.adapted - result.frozen

@@ -11,7 +11,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,11 +23,10 @@ from acclimate_bench.accuracy.report import HARM, rounded, signed, table
 from acclimate_bench.accuracy.selection import add_data, folders
 from acclimate_bench.data.digits import DIGITS
 from acclimate_bench.data.shift import Shift
+from acclimate_bench.guard.replay import CHOICES, Choice
 from acclimate_bench.guard.report import second_half
 from acclimate_bench.options import Progress, Subparsers, number, positive, progress_bar
 
-Choice: TypeAlias = Literal["asked", "random"]
-CHOICES: Final[tuple[Choice, ...]] = ("asked", "random")
 SHARES: Final = (0.01, 0.02, 0.05, 0.1)
 DIGITS_ARMS: Final = ("t3a", "fedcal", "bn_adapt")
 """Those of the digits, which have no rates."""

@@ -1,12 +1,14 @@
 """The guard on recorded streams: what clients would have been answered, had some of their rows been labelled.
 
-The clients take turns, a batch each. Once a batch is answered, each of its rows is labelled with the same chance, and
-those labels count for the next answer of this client and of every other one. The guard is the service's own; only the
-store is not: the fleet's evidence is pooled in memory and always up to date, where replicas hear of it with a delay.
+The clients take turns, a batch each. Once a batch is answered, rows of it are labelled: each with the same chance
+(`random`), or those that the service asks for (`asked`). Those labels count for the next answer of this client and of
+every other one. The guard is the service's own, its questions too; only the store is not: the fleet's evidence is
+pooled in memory and always up to date, where replicas hear of it with a delay.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,9 @@ from acclimate_bench.options import Progress
 from acclimate_service.guard.evidence import WEIGHT, Answer, Counts, Pooled, Verdict, verdict
 from acclimate_service.guard.policy import decide
 from acclimate_service.guard.record import Label, Record
+
+Choice: TypeAlias = Literal["random", "asked"]
+CHOICES: Final[tuple[Choice, ...]] = ("random", "asked")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +84,7 @@ class Run:
     """One replay."""
 
     hits: Hits  # [C, N], where the answer that was given is right
+    labelled: Hits  # [C, N], where the label was told
     fleet: Verdicts
     clients: tuple[Verdicts, ...]
 
@@ -95,18 +101,19 @@ def recorded_streams(shift: Shift, methods: Sequence[Method], seed: int, done: P
         yield Streams(shift.name, method.name, part.of(shift.labels), part.of(frozen), adapted)
 
 
-def replay(streams: Streams, share: float, seed: int) -> Run:
+def replay(streams: Streams, share: float, seed: int, choice: Choice = "random") -> Run:
     """Answer all streams under the guard, by the policy `follow-fleet`.
 
     Args:
         streams: what was predicted.
-        share: chance of each row to be labelled, 0..1.
+        share: chance of each row to be labelled, or budget of what is asked, 0..1.
         seed: of the order in which the clients take turns, and of which rows are labelled. With the same seed a larger
-            share labels the rows of a smaller one and others.
+            share labels the rows of a smaller one and others, where they are random.
+        choice: which rows are labelled.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(streams.labels))
-    labelled = rng.random(streams.labels.shape) < share
+    labelled = rng.random(streams.labels.shape) < (share if choice == "random" else 0.0)
     given = np.empty(streams.labels.shape, bool)
     fleet, fleet_verdicts = Pooled(), Verdicts(untrue(streams.frozen_right, streams.adapted_right))
     records, counted = [Record() for _ in order], dict[int, Counts]()
@@ -116,7 +123,12 @@ def replay(streams: Streams, share: float, seed: int) -> Run:
             rows = slice(start, start + BATCH)
             answer = decide(records[client].counts, fleet, "follow-fleet").answer
             given[client, rows] = answer == "adapted"
-            records[client] = _labelled(records[client], streams, client, rows, labelled[client, rows], answer)
+            request_id = f"{seed} {client} {start}"
+            record = _answered(records[client], streams, client, rows, answer, request_id)
+            if choice == "asked":
+                record, asked = record.ask(request_id, share, wanted=verdict(record.counts) == "undecided")
+                labelled[client, start + np.array(asked, int)] = True
+            records[client] = _labelled(record, streams, client, rows, labelled[client, rows], request_id)
             if labelled[client, rows].any():
                 own = records[client].counts
                 verdicts[client] = verdicts[client].hear(verdict(own), own.labelled)
@@ -126,7 +138,7 @@ def replay(streams: Streams, share: float, seed: int) -> Run:
                 labels = sum(record.counts.labelled for record in records)
                 fleet_verdicts = fleet_verdicts.hear(fleet.verdict(), labels)
     hits = np.where(given, streams.adapted_right, streams.frozen_right)
-    return Run(hits, fleet_verdicts, tuple(verdicts))
+    return Run(hits, labelled, fleet_verdicts, tuple(verdicts))
 
 
 def untrue(frozen_right: Hits, adapted_right: Hits) -> frozenset[Verdict]:
@@ -142,12 +154,15 @@ def _counts(streams: Streams, client: int, rows: NDArray[np.intp]) -> Counts:
     return sum((Counts.of(*map(int, row)) for row in each), Counts())
 
 
-def _labelled(
-    record: Record, streams: Streams, client: int, rows: slice, labelled: NDArray[np.bool_], answer: Answer
-) -> Record:
-    """The record with one more batch, and the labels of some of its rows."""
-    request_id = str(rows.start)
+def _answered(record: Record, streams: Streams, client: int, rows: slice, answer: Answer, request_id: str) -> Record:
+    """The record with one more batch."""
     frozen, adapted = streams.frozen[client, rows].tolist(), streams.adapted[client, rows].tolist()
+    return record.append(request_id, frozen, adapted, answering=answer)
+
+
+def _labelled(
+    record: Record, streams: Streams, client: int, rows: slice, labelled: NDArray[np.bool_], request_id: str
+) -> Record:
+    """The record with the labels of some rows of its newest batch."""
     labels = streams.labels[client, rows].tolist()
-    told = (Label(request_id, row, labels[row]) for row in np.flatnonzero(labelled).tolist())
-    return record.append(request_id, frozen, adapted, answering=answer).tell(told)[0]
+    return record.tell(Label(request_id, row, labels[row]) for row in np.flatnonzero(labelled).tolist())[0]

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from acclimate_bench.accuracy.measure import Hits, LeftOut
 from acclimate_bench.accuracy.report import HARM, Protocol, in_order, read_as, require_one_protocol
-from acclimate_bench.guard.replay import Run, Streams
+from acclimate_bench.guard.replay import Choice, Run, Streams
 
 BELOW_BETTER: Final[Mapping[float, float]] = {0.05: 2.0, 0.1: 1.0}
 """Points that the guard may stay under the better of frozen and adapted, by share of rows labelled."""
@@ -62,9 +62,10 @@ class Guarded:
     adapted_loss: float
     adapted_harmed: int
     outcomes: tuple[Outcome, ...]  # one for each seed
+    choice: Choice = "random"  # which rows were labelled
 
     @classmethod
-    def of(cls, streams: Streams, share: float, runs: Iterable[Run]) -> Self:
+    def of(cls, streams: Streams, share: float, runs: Iterable[Run], choice: Choice = "random") -> Self:
         """Put runs beside the frozen and the adapted model on the same streams."""
         loss, harmed = harm(streams.adapted_right, streams.frozen_right)
         return cls(
@@ -78,6 +79,7 @@ class Guarded:
             adapted_loss=loss,
             adapted_harmed=harmed,
             outcomes=tuple(Outcome.of(run, streams) for run in runs),
+            choice=choice,
         )
 
     @property
@@ -130,6 +132,17 @@ class GuardReport:
     def shares(self) -> tuple[float, ...]:
         """Shares of rows labelled, ascending."""
         return tuple(sorted({result.share for result in self.results}))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How the labelled rows were chosen."""
+        return tuple(dict.fromkeys(result.choice for result in self.results))
+
+    def harmed(self, share: float, choice: Choice) -> float:
+        """Clients that lost more than HARM points, in % of those of all methods and shifts, mean of the runs."""
+        results = self.only(lambda result: (result.share, result.choice) == (share, choice))
+        harmed = sum(statistics.fmean(each.harmed for each in result.outcomes) for result in results)
+        return 100 * harmed / sum(result.clients for result in results)
 
     @property
     def shifts(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from acclimate_bench.accuracy.report import HARM, left_out, rounded, signed, table
+from acclimate_bench.guard.replay import Choice
 from acclimate_bench.guard.report import BELOW_BETTER, BELOW_FROZEN, Guarded, GuardReport
 
 ACCURACY = ("shift", "method", "frozen", "adapted", "guarded", "vs better", "vs frozen", "lowest run", "bars kept")
@@ -33,17 +34,30 @@ def to_text(report: GuardReport) -> str:
     """Tables in Markdown: for each share of rows labelled what was missed, accuracies, harm and verdicts."""
     protocol = f"{report.protocol}; clients take turns batch by batch; {report.runs} runs with other rows labelled"
     parts = [f"Top-1 accuracy in %, differences in points; {protocol}.", NOTE]
-    for share in report.shares:
-        parts += _section(report, share)
+    if len(report.choices) > 1:
+        parts += ["## Labels against harm", _spent(report)]
+    for choice in report.choices:
+        for share in report.shares:
+            parts += _section(report, share, choice)
     if report.left_out:
         parts += ["## Left out", left_out(report.left_out)]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(report: GuardReport, share: float) -> list[str]:
-    results = report.only(lambda result: result.share == share)
+def _spent(report: GuardReport) -> str:
+    """Streams of clients that were harmed, by how many rows were labelled and how they were chosen."""
+    heading = ("rows labelled", *(f"harmed, {choice} rows, %" for choice in report.choices))
+    rows = [
+        [f"{100 * share:g} %", *(f"{rounded(report.harmed(share, choice), 1):.1f}" for choice in report.choices)]
+        for share in report.shares
+    ]
+    return table(heading, rows)
+
+
+def _section(report: GuardReport, share: float, choice: Choice) -> list[str]:
+    results = report.only(lambda result: (result.share, result.choice) == (share, choice))
     return [
-        f"## {100 * share:g} % of rows labelled",
+        f"## {100 * share:g} % of rows labelled" + (", as they were asked for" if choice == "asked" else ""),
         "\n".join(_missed(results)),
         table(ACCURACY, _rows(report, results, ACCURACY, _accuracies)),
         table(VERDICTS, _rows(report, results, VERDICTS, _verdicts)),

@@ -78,7 +78,7 @@ class Feedback:
             return reply
         answer = reply.members
         share = answer["told"]
-        counts, configuration = Counts(*share["counts"]), share["configuration"]
+        counts, configuration = Counts.of_kinds(share["counts"]), share["configuration"]
         when = {"life": applied.life, "seq": applied.seq, "born": share["born"]}
         if counts.labelled:
             await fleet.tell(request.client, configuration, **when, counts=counts)
@@ -138,6 +138,7 @@ def describe(counts: Counts, alpha: float, decision: Decision | None = None) -> 
         "verdict": verdict(counts, alpha),
         **given,
         "labelled": counts.labelled,
+        "asked": sum(counts.asked),
         "wins": counts.wins,
         "losses": counts.losses,
         "frozen": _interval(counts, "frozen", alpha),

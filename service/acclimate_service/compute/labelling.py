@@ -6,7 +6,7 @@ labels: once each, durable before the reply, and the same when a journal is comp
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
@@ -157,7 +157,7 @@ def _learned(adapter: Learning, bundle: Bundle, state: State, rows: Labelled) ->
 
 
 def _answer(adapter: Adapter, state: ClientState, record: Record, tally: Tally) -> bytes:
-    told = {"counts": astuple(record.counts), "born": record.born.hex(), "configuration": state.configuration}
+    told = {"counts": record.counts.kinds, "born": record.born.hex(), "configuration": state.configuration}
     if isinstance(adapter, Informed):
         told["arms"] = adapter.told(state.state)
     return orjson.dumps({"adapter": state.state.adapter, "feedback": asdict(tally), "told": told})

@@ -25,7 +25,7 @@ from acclimate_service.compute.process import one_thread
 from acclimate_service.guard.arms import Shares
 from acclimate_service.guard.evidence import ALPHA
 from acclimate_service.guard.policy import EVERY, Decision, by_own
-from acclimate_service.guard.record import Record
+from acclimate_service.guard.record import Record, most_asked
 from acclimate_service.metrics import Metrics
 from acclimate_service.state import Batch, Point
 from acclimate_store import Bundle
@@ -280,8 +280,9 @@ class Steps:
             point = self._point(state.configuration, step, compared, verdict)
         asked: Sequence[int] = ()
         if parameters.ask_budget:
-            # a verdict decides who answers: no label would decide anything any more, unless arms are to be chosen
-            wanted = own is None or by_arm != ()
+            # where there is a verdict, or no label would change which arm answers, none decides anything any more
+            adapter, most = self._configurations.adapter(state.configuration), most_asked(parameters.ask_budget)
+            wanted = not adapter.settled(step.state, most) if isinstance(adapter, Informed) else own is None
             record, asked = record.ask(parameters.request_id, parameters.ask_budget, wanted=wanted)
         after = ClientState(state.configuration, step.state, record, picture, point)
         return after, answer(given, guard, parameters.request_id, asked)

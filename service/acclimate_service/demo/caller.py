@@ -22,11 +22,13 @@ class Answer:
         request_id: by which rows are named when their labels become known.
         indices: predicted classes [B].
         status: what became of the client's state; "guarded" if the frozen model answered.
+        ask: rows whose labels would tell something.
     """
 
     request_id: str
     indices: NDArray[np.int64]
     status: str
+    ask: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Caller:
         np.save(body, images)
         told = self._call("POST", f"/clients/{client}/predict", body.getvalue(), "application/x-npy")
         indices = np.array([each["index"] for each in told["predictions"]])
-        return Answer(told["request_id"], indices, told["state"]["status"])
+        return Answer(told["request_id"], indices, told["state"]["status"], tuple(told.get("ask", ())))
 
     def feedback(self, client: str, answer: Answer, labels: Mapping[int, int]) -> Mapping[str, Any]:
         """Tell the true labels of some rows of an answer; gives what the client's labels show so far."""

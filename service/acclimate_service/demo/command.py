@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from acclimate_adapters.errors import AcclimateError
 from acclimate_service.demo.caller import Caller
-from acclimate_service.demo.guarded import LABELLED, Moment, conclusion, follow, lines
+from acclimate_service.demo.guarded import Moment, conclusion, follow, lines
 from acclimate_store.samples import ClientStream, load_streams
 
 DATA: Final = Path(__file__).with_name("data")
@@ -38,6 +38,8 @@ class DemoError(AcclimateError):
 ERRORS: Final = (AcclimateError,)
 """What ends a command with its message alone."""
 BATCH = 20
+ASKED: Final = 4
+"""Images of a batch that labels are asked for, where the budget of batches before is spent."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ METHODS = (
 )
 CATCHING = """
 Without labels nothing tells that {client} loses with {method}. The same again, batch by batch, accuracy in %.
-Of the guarded client, {labelled} images in {batch} are labelled after each answer, drawn at random. A win is a label
-that only the adapted prediction has right, a loss one that only the frozen prediction has right.
+Of the guarded client, those images are labelled that the service asks for, {asked} in {batch} at most: some in which
+both predictions differ. A win is a label that only the adapted prediction has right, a loss one that only the frozen
+prediction has right.
 """
 
 
@@ -79,6 +82,7 @@ def running_service(data_dir: str) -> Iterator[str]:
         "ACCLIMATE_DATA_DIR": data_dir,
         "ACCLIMATE_MODEL_STORE": str(DATA / "bundles"),
         "ACCLIMATE_GUARD": "adapt",  # labels of one client shall decide for that client alone
+        "ACCLIMATE_ASK_BUDGET": str(ASKED / BATCH),
     }
     command = [sys.executable, "-m", "acclimate_service.cli", "serve"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}
@@ -165,7 +169,7 @@ def catch(url: str, method: Method, stream: ClientStream) -> list[Moment]:
             moments.append(moment)
             yield moment
 
-    print(CATCHING.format(client=stream.client_id, method=method.title, labelled=LABELLED, batch=BATCH))
+    print(CATCHING.format(client=stream.client_id, method=method.title, asked=ASKED, batch=BATCH))
     for line in lines(live()):
         print(line, flush=True)
     print(f"\n{conclusion(moments)}")

@@ -1,8 +1,8 @@
 """One client that adaptation harms, three times over: frozen, adapted, and guarded by a few true labels.
 
 The three are clients of one service and send it the same images. Nobody tells what those of the first two were. Of the
-third's, a few are labelled after every batch, drawn at random as an auditor would: whether a label is told must not
-depend on which answer is right.
+third's, those are labelled that the service asks for, all of them: whether a label is told must not depend on which
+answer is right.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +14,6 @@ import numpy as np
 from acclimate_service.demo.caller import Caller
 from acclimate_store.samples import ClientStream
 
-LABELLED: Final = 4
-"""Images of a batch that are labelled."""
 _CLIENTS: Final = ("frozen", "adapted", "guarded")
 _HEADER: Final = "batch  frozen  adapted  guarded    labels  wins  losses"
 
@@ -51,13 +49,14 @@ def follow(
     caller.configure("frozen", "none", {})
     caller.configure("adapted", adapter, hyperparameters)
     caller.configure("guarded", adapter, hyperparameters)
-    draw = np.random.default_rng(0)
+    seen: Mapping[str, Any] = {"labelled": 0, "wins": 0, "losses": 0, "verdict": "undecided"}
     for number, start in enumerate(range(0, len(stream.images), size), start=1):
         images, labels = stream.images[start : start + size], stream.labels[start : start + size]
         answers = {name: caller.predict(name, images) for name in _CLIENTS}
         right = {name: 100 * float(np.mean(one.indices == labels)) for name, one in answers.items()}
-        answer, audited = answers["guarded"], draw.choice(len(images), LABELLED, replace=False)
-        seen = caller.feedback("guarded", answer, {int(row): int(labels[row]) for row in audited})
+        answer = answers["guarded"]
+        if answer.ask:
+            seen = caller.feedback("guarded", answer, {row: int(labels[row]) for row in answer.ask})
         yield Moment(
             number,
             **right,

@@ -23,6 +23,14 @@ all else: on the predictions, on lots, on what was told before. So rows may be a
 long as it pays: p_i is then the chance of a win among the rows asked, given all that was known when they were. Whoever
 asks must not know more of the labels than that, and who answers must not answer by what the label is.
 
+What is shown beside verdicts, the accuracy of either prediction over all rows, does depend on how rows were chosen:
+those that were asked for (`Counts.asked`) are ones in which the answers in play differ. So each labelled row is
+weighted by the inverse of the chance that a row like it was labelled, as what was labelled estimates it: with w the
+share of rows in which the two predictions differ, the accuracy is w times that of the labelled rows in which they do,
+whoever chose them, and 1 - w times that of the others that nobody asked for; w itself is taken of the rows that nobody
+asked for (Hájek's weights, or post-stratification). Assumed is, beside the above, that rows which nobody asked for are
+labelled like a random sample of all.
+
 The fleet (`Pooled`). What one client tells must not decide for the others. So each counts with its first `WEIGHT`
 labelled rows, and a verdict has to stand whichever `needed - 1` clients are left out: from the losses are taken those
 of the `needed - 1` clients with the most, while all wins stay, and the other way round for "trusted". At least `needed`
@@ -43,6 +51,7 @@ is at most alpha between any two departures, however often one looks, not over e
 References:
     Ville, Étude critique de la notion de collectif, 1939.
     Robbins, Statistical methods related to the law of the iterated logarithm, Ann. Math. Stat. 41(5), 1970.
+    Hájek, comment in Foundations of Statistical Inference, 1971: weights that are normalised by their sum.
     Howard, Ramdas, McAuliffe, Sekhon, Time-uniform, nonparametric, nonasymptotic confidence sequences, Ann. Stat.
     49(2), 2021: sub-Bernoulli processes and their one-sided beta mixture, of which the uniform one is a case.
     Waudby-Smith, Ramdas, Estimating means of bounded random variables by betting, JRSS B 86(1), 2024: the intervals.
@@ -50,7 +59,7 @@ References:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -69,6 +78,7 @@ CLIENTS: Final = 5
 Answer: TypeAlias = Literal["adapted", "frozen"]
 Verdict: TypeAlias = Literal["trusted", "undecided", "harmful"]
 
+_KINDS: Final = 5
 _HALVINGS = 40
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 _REACH = 40.0  # of the quadrature to both sides of the peak, in standard deviations
@@ -84,6 +94,8 @@ class Counts:
         labelled: all rows whose label is known.
         frozen_right: rows that the frozen prediction has right.
         adapted_right: rows that the adapted prediction has right.
+        astray: rows in which both are wrong, and differ.
+        asked: of all these, rows whose labels were asked for, by `kinds`; empty if there are none.
 
     Raises:
         ValueError: numbers that no set of rows can have.
@@ -94,42 +106,46 @@ class Counts:
     labelled: int = 0
     frozen_right: int = 0
     adapted_right: int = 0
+    astray: int = 0
+    asked: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         both = self.adapted_right - self.wins
         neither = self.labelled - both - self.wins - self.losses
-        if min(self.wins, self.losses, both, neither) < 0 or self.frozen_right != both + self.losses:
+        sound = min(self.wins, self.losses, both, self.astray) >= 0 and self.astray <= neither
+        if not sound or self.frozen_right != both + self.losses or min(self.kinds) < 0:
             raise ValueError(
                 f"{self} contradict each other; accepted are counts >= 0 with adapted_right - wins = frozen_right - "
-                "losses >= 0 and adapted_right + losses <= labelled"
+                "losses >= 0 and adapted_right + losses + astray <= labelled, and no more rows asked than there are"
             )
 
     @classmethod
-    def of(cls, frozen: int, adapted: int, label: int) -> Self:
-        """One row, by its two predicted classes and its true one."""
+    def of(cls, frozen: int, adapted: int, label: int, *, asked: bool = False) -> Self:
+        """One row, by its two predicted classes and its true one, and whether its label was asked for."""
         f, a = int(frozen == label), int(adapted == label)
-        return cls(wins=int(a > f), losses=int(f > a), labelled=1, frozen_right=f, adapted_right=a)
+        astray = int(frozen != adapted and f == a == 0)
+        of = cls(wins=int(a > f), losses=int(f > a), labelled=1, frozen_right=f, adapted_right=a, astray=astray)
+        return replace(of, asked=of.kinds[:_KINDS]) if asked else of
 
     @property
-    def kinds(self) -> tuple[int, int, int, int]:
-        """Wins, losses, rows that both have right, and rows that neither has."""
+    def kinds(self) -> tuple[int, ...]:
+        """Unasked rows: wins, losses, both right, both wrong alike, both astray; then asked ones in the same order."""
         both = self.adapted_right - self.wins
-        return self.wins, self.losses, both, self.labelled - self.wins - self.losses - both
+        alike = self.labelled - self.wins - self.losses - both - self.astray
+        every, asked = (self.wins, self.losses, both, alike, self.astray), self.asked or (0,) * _KINDS
+        return (*(number - each for number, each in zip(every, asked, strict=True)), *asked)
 
     @classmethod
     def of_kinds(cls, kinds: Sequence[int]) -> Self:
-        """Those of which there are so many of each of the `kinds`."""
-        wins, losses, both, _ = kinds
-        return cls(wins, losses, sum(kinds), both + losses, both + wins)
+        """Those of which there are so many of each of the `kinds`; the last ones may be left out if there are none."""
+        padded = (*kinds, *(0,) * (2 * _KINDS - len(kinds)))
+        asked = padded[_KINDS:]
+        every = [number + each for number, each in zip(padded[:_KINDS], asked, strict=True)]
+        wins, losses, both, _, astray = every
+        return cls(wins, losses, sum(every), both + losses, both + wins, astray, asked if any(asked) else ())
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(
-            wins=self.wins + other.wins,
-            losses=self.losses + other.losses,
-            labelled=self.labelled + other.labelled,
-            frozen_right=self.frozen_right + other.frozen_right,
-            adapted_right=self.adapted_right + other.adapted_right,
-        )
+        return self.of_kinds([one + another for one, another in zip(self.kinds, other.kinds, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +247,30 @@ def verdict(counts: Counts, alpha: float = ALPHA) -> Verdict:
 
 
 def accuracy(counts: Counts, answer: Answer, alpha: float = ALPHA) -> Interval:
-    """Accuracy of the frozen or of the adapted predictions, 0..1, for rows that are equally hard throughout.
+    """Accuracy of the frozen or of the adapted predictions over all rows, 0..1, if they are equally hard throughout.
+
+    Where rows were asked for, labelled rows are weighted by how they were chosen (see the module): the share of rows in
+    which both differ, and the accuracies there and elsewhere, are bounded with alpha / 3 each. The estimate is None
+    where nobody told a label unasked.
 
     Raises:
         ValueError: alpha out of range.
     """
     right = counts.adapted_right if answer == "adapted" else counts.frozen_right
-    interval = _mean(right, counts.labelled - right, 0, alpha)
-    estimate = right / counts.labelled if counts.labelled else None
-    return Interval(estimate, (1 + interval.low) / 2, (1 + interval.high) / 2)
+    if not counts.asked:
+        return _share(right, counts.labelled, alpha)
+    wins, losses, both, alike, astray, *_ = counts.kinds
+    unasked, where_differing = wins + losses + astray, counts.wins if answer == "adapted" else counts.losses
+    share = _share(unasked, unasked + both + alike, alpha / 3)
+    there = _share(where_differing, counts.wins + counts.losses + counts.astray, alpha / 3)
+    elsewhere = _share(both, both + alike, alpha / 3)
+    low = min(w * there.low + (1 - w) * elsewhere.low for w in share[1:])
+    high = max(w * there.high + (1 - w) * elsewhere.high for w in share[1:])
+    if share.estimate is None:
+        return Interval(None, low, high)
+    # where none of the rows is of a kind, it has no weight
+    estimate = share.estimate * (there.estimate or 0.0) + (1 - share.estimate) * (elsewhere.estimate or 0.0)
+    return Interval(estimate, low, high)
 
 
 def gain(counts: Counts, alpha: float = ALPHA) -> Interval:
@@ -272,6 +303,12 @@ def _falling_series(favourable: int, contrary: int) -> float:
 
 def _log_beta(a: int, b: int) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _share(some: int, rows: int, alpha: float) -> Interval:
+    """What share of rows are such, from how many of those were."""
+    interval = _mean(some, rows - some, 0, alpha)
+    return Interval(some / rows if rows else None, (1 + interval.low) / 2, (1 + interval.high) / 2)
 
 
 def _mean(ups: int, downs: int, ties: int, alpha: float) -> Interval:

@@ -140,7 +140,7 @@ class Record:
         """
         digest, size = _BATCH.unpack_from(self.batches, len(self.batches) - _BATCH.size)
         unspent = _generator(digest).random() if self.unspent is None else self.unspent
-        unspent = min(unspent + share * size, max(1.0, share * ROWS))
+        unspent = min(unspent + share * size, most_asked(share))
         asked: tuple[int, ...] = ()
         if wanted and unspent >= 1:
             answers = np.delete(self.rows[:, -size:], _LABEL, axis=0)
@@ -174,9 +174,9 @@ class Record:
             frozen, adapted, known = rows[: len(_NO_ROWS), start + each.row].tolist()
             if known == _UNTOLD:
                 rows[_LABEL, start + each.row] = each.label
-                counts += Counts.of(frozen, adapted, each.label)
-                if each.request_id in questions:
-                    left = questions[each.request_id]
+                left = questions.get(each.request_id, ())
+                counts += Counts.of(frozen, adapted, each.label, asked=each.row in left)
+                if each.row in left:
                     questions[each.request_id] = tuple(row for row in left if row != each.row)
                 tally = replace(tally, counted=tally.counted + 1)
             elif known == each.label:
@@ -209,7 +209,7 @@ class Record:
         flags = (self.answering == "frozen") | (len(self.rows) - len(_NO_ROWS)) << _ARMS_SHIFT
         header = _HEADER.pack(*numbers, flags, len(self.batches) // _BATCH.size)
         rows = np.ascontiguousarray(self.rows, "<i2").tobytes()
-        asked = orjson.dumps([self.unspent, self.questions], default=tuple)
+        asked = orjson.dumps([self.unspent, self.questions, c.kinds], default=tuple)
         return b"".join((header, self.born.ljust(_ID_BYTES, b"\0"), self.batches, rows, asked))
 
     @classmethod
@@ -232,12 +232,13 @@ class Record:
                 sum(size for _, size in _BATCH.iter_unpack(batches)),
             )
             rows = np.frombuffer(data, "<i2", height * length, end).reshape(height, length)
-            unspent, asked = orjson.loads(data[end + rows.nbytes :] or b"[null,[]]")  # older ones end here
+            unspent, asked, kinds = orjson.loads(data[end + rows.nbytes :] or b"[null,[],null]")  # older ones end here
         except struct.error as error:
             raise ValueError(f"these bytes are no record: {error}") from error
         questions = tuple(Question(request_id, tuple(places)) for request_id, places in asked)
         answering: Answer = "frozen" if flags & 1 else "adapted"
-        return cls(batches, rows, Counts(*numbers), answering, born, questions, unspent)
+        counts = Counts(*numbers) if kinds is None else Counts.of_kinds(kinds)
+        return cls(batches, rows, counts, answering, born, questions, unspent)
 
     def _surplus(self, coming: int) -> tuple[int, int]:
         """How many batches, and rows in them, have to go before so many rows come."""
@@ -247,6 +248,11 @@ class Record:
                 break
             batches, rows = batches + 1, rows + size
         return batches, rows
+
+
+def most_asked(share: float) -> float:
+    """Labels that a client can be asked for at once: what the rows that are remembered bring, and one at least."""
+    return max(1.0, share * ROWS)
 
 
 def _with_arms(rows: NDArray[np.int16], height: int) -> NDArray[np.int16]:

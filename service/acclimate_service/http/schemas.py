@@ -149,7 +149,7 @@ class Configured(Change):
 
 
 class Interval(Document):
-    """An accuracy between bounds; null where no label is known."""
+    """An accuracy over all rows between bounds; null where no label is known, or nobody told one unasked."""
 
     accuracy: Probability | None
     low: Probability | None
@@ -161,6 +161,7 @@ class Evidence(Document):
 
     verdict: Verdict
     labelled: Count
+    asked: Annotated[int, Field(ge=0, description="Rows among those whose labels were asked for.")]
     wins: Annotated[int, Field(ge=0, description="Rows that only the adapted prediction has right.")]
     losses: Annotated[int, Field(ge=0, description="Rows that only the frozen prediction has right.")]
     frozen: Interval

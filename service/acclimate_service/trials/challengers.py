@@ -141,7 +141,7 @@ class Challengers:
         if applied.answer is None:
             return
         told = orjson.loads(applied.answer)["told"]
-        counts = Counts(*told["counts"])
+        counts = Counts.of_kinds(told["counts"])
         if counts.labelled:
             await self._fleet.tell(
                 client=request.client,

@@ -124,7 +124,7 @@ class PairedTrial:
                 return
             applied = await turn.session.apply(turn.request, labels)
         share = {} if applied.answer is None else orjson.loads(applied.answer)["told"]
-        counts = Counts(*share.get("counts", ()))
+        counts = Counts.of_kinds(share.get("counts", ()))
         if counts.labelled:
             await self.evidence.tell(
                 client=request.client,

@@ -62,6 +62,22 @@ def test_a_client_has_the_questions_of_its_replies_until_they_are_answered(askin
         assert listed(asking)["clients"] == []
 
 
+def test_labels_that_were_asked_for_are_told_apart_from_others(asking, stream):
+    with asking.sdk() as sdk:
+        asked = send(sdk, "cam", stream(0, 4))
+        told = sdk.feedback("cam", [LabelledRow(request_id, row, 1) for request_id, rows in asked for row in rows])
+        evidence = told.guard.evidence
+        assert evidence.labelled == evidence.asked == sum(len(rows) for _, rows in asked)
+        assert (evidence.frozen.accuracy, evidence.frozen.high) == (None, 1.0)
+        others = sdk.feedback("cam", [LabelledRow(request_id, row, 1) for request_id, _ in asked for row in range(10)])
+        both = others.guard.evidence
+        assert (both.labelled - evidence.labelled, both.asked) == (others.rows.counted, evidence.asked)
+        assert 0 <= both.frozen.low <= both.frozen.accuracy <= both.frozen.high <= 1
+        assert sdk.get("cam").guard == others.guard
+        (fleet,) = sdk.evidence("fashion-cnn").adapters
+        assert fleet.evidence.asked <= both.asked
+
+
 @pytest.mark.parametrize(
     "change",
     [

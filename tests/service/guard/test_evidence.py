@@ -141,6 +141,85 @@ def test_asking_more_where_adaptation_harms_breaks_the_bound_of_the_simulation(m
     assert asked_harmful(most_wins, seed=8, may_owe=20) > 2 * ALPHA
 
 
+def told_rows(rng: np.random.Generator, rows: int) -> list[tuple[int, int, int]]:
+    """Frozen, adapted and true class of rows, a fifth of which differ: 90 % right where not, else 30 % and 50 %."""
+    draw = rng.random((rows, 2))
+    there = np.where(draw[:, 1] < 0.3, 1, np.where(draw[:, 1] < 0.8, 2, 3))
+    elsewhere = np.where(draw[:, 1] < 0.9, 1, 3)
+    differ = draw[:, 0] < 0.2
+    labels = np.where(differ, there, elsewhere)
+    return [(1, 2 if each else 1, int(label)) for each, label in zip(differ, labels, strict=True)]
+
+
+FROZEN, ADAPTED = 0.2 * 0.3 + 0.8 * 0.9, 0.2 * 0.5 + 0.8 * 0.9
+
+
+def chosen(rng: np.random.Generator, unasked: int, asked: int) -> Counts:
+    """Labels of so many rows drawn at random, and of so many that were asked for, which all differ."""
+    differing = [row for row in told_rows(rng, 20 * asked) if row[0] != row[1]][:asked]
+    return sum(
+        (
+            Counts.of(*row, asked=each)
+            for rows, each in ((told_rows(rng, unasked), False), (differing, True))
+            for row in rows
+        ),
+        Counts(),
+    )
+
+
+def test_accuracies_are_those_of_all_rows_however_many_were_asked_for() -> None:
+    told = chosen(np.random.default_rng(0), unasked=2000, asked=2000)
+    assert told.frozen_right / told.labelled == pytest.approx(0.5 * (FROZEN + 0.3), abs=0.02), "as if none was asked"
+    assert accuracy(told, "frozen").estimate == pytest.approx(FROZEN, abs=0.02)
+    assert accuracy(told, "adapted").estimate == pytest.approx(ADAPTED, abs=0.02)
+
+
+def test_weights_leave_less_chance_than_unasked_labels_alone() -> None:
+    rng = np.random.default_rng(1)
+    weighted, alone = list[float](), list[float]()
+    for _ in range(60):
+        told = chosen(rng, unasked=60, asked=60)
+        unasked = Counts.of_kinds(told.kinds[:5])
+        weighted.append((accuracy(told, "adapted").estimate or 0) - (accuracy(told, "frozen").estimate or 0))
+        alone.append((accuracy(unasked, "adapted").estimate or 0) - (accuracy(unasked, "frozen").estimate or 0))
+    assert np.mean(weighted) == pytest.approx(ADAPTED - FROZEN, abs=0.02)
+    assert np.std(weighted) < 0.8 * np.std(alone)
+
+
+@pytest.mark.slow
+def test_bounds_of_weighted_accuracies_hold_at_every_look() -> None:
+    rng, wrong = np.random.default_rng(2), 0
+    for _ in range(60):
+        told = Counts()
+        outside = False
+        for _ in range(4):
+            told += chosen(rng, unasked=30, asked=10)
+            interval = accuracy(told, "adapted")
+            outside |= not interval.low <= ADAPTED <= interval.high
+        wrong += outside
+    assert wrong <= 6, "each bound is wrong in one stream of twenty at most"
+
+
+def test_where_all_labels_were_asked_for_there_are_bounds_and_no_accuracy() -> None:
+    told = chosen(np.random.default_rng(3), unasked=0, asked=30)
+    for answer in ("frozen", "adapted"):
+        estimate, low, high = accuracy(told, answer)  # type: ignore[arg-type]
+        assert (estimate, low < 0.05, high) == (None, True, 1.0)
+    assert accuracy(Counts(), "frozen") == (None, 0.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=30))
+def test_kinds_say_all_that_counts_do_and_add_up(rows: list[tuple[int, int, int, bool]]) -> None:
+    each = [Counts.of(*row[:3], asked=row[3]) for row in rows]
+    told = sum(each, Counts())
+    assert Counts.of_kinds(told.kinds) == told
+    assert told.kinds == tuple(map(sum, zip(Counts().kinds, *(one.kinds for one in each), strict=True)))
+    assert told.labelled == len(rows)
+    assert sum(told.asked) == sum(row[3] for row in rows)
+    assert told.frozen_right == sum(row[0] == row[2] for row in rows)
+    assert told.wins + told.losses + told.astray <= sum(row[0] != row[1] for row in rows)
+
+
 def test_a_slight_harm_breaks_the_bound_of_the_simulation(most_wins: NDArray[np.int64]) -> None:
     assert ever_harmful(np.full(LABELS, 0.45), most_wins, seed=4) > 2 * ALPHA
 
@@ -175,7 +254,7 @@ def test_a_stricter_alpha_needs_more_evidence(wins: int, losses: int, alpha: flo
         (3, 7, 7, Counts(wins=1, labelled=1, adapted_right=1)),
         (3, 7, 3, Counts(losses=1, labelled=1, frozen_right=1)),
         (3, 3, 3, Counts(labelled=1, frozen_right=1, adapted_right=1)),
-        (3, 7, 1, Counts(labelled=1)),
+        (3, 7, 1, Counts(labelled=1, astray=1)),
         (3, 3, 1, Counts(labelled=1)),
     ],
 )

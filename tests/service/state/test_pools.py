@@ -47,6 +47,21 @@ async def sums(pools):
     return {name: (sum(clients, NONE), len(clients)) for name, clients in (await pools.counted()).items()}
 
 
+async def test_a_share_of_before_asked_rows_were_told_apart_counts_on(pools, admin):
+    one = ClientScope("one")
+    await pools.tell(one, ATP, share(3, 2, 1, 4))
+    (key,) = await admin.keys("*:e")
+    (field,) = [each for each in await fields_of(admin, key) if b"|" in each]
+    parts = (await admin.hget(key, field)).split(b"|")
+    older = b"|".join([*parts[:4], *parts[4:8], *parts[14:18]])
+    await admin.hset(key, field, older)
+    assert await pools.share(one, ATP) == share(3, 2, 1, 4)
+    assert await sums(pools) == {ATP: (rows(3, 2, 1, 4), 1)}
+    asked = Counts.of(1, 2, 2, asked=True)
+    await pools.tell(one, ATP, Share("a" * 16, 2, "b" * 16, rows(3, 2, 1, 4) + asked))
+    assert await sums(pools) == {ATP: (rows(3, 2, 1, 4) + asked, 1)}
+
+
 async def test_shares_of_clients_are_summed_by_configuration(pools):
     one, two = ClientScope("one"), ClientScope("two")
     assert await sums(pools) == {}

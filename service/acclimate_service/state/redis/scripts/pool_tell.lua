@@ -17,6 +17,10 @@ local now = now_ms()
 local function split(share)
   local parts = {}
   for part in string.gmatch(share, '[^|]+') do parts[#parts + 1] = part end
+  for kind = (#parts - 4) / 2 + 1, #counts do -- one of before there were so many kinds: those that came since are the last
+    table.insert(parts, 4 + kind, 0)
+    parts[#parts + 1] = 0
+  end
   return parts -- life, seq, born, when it was told, counts by kind, counted ones by kind
 end
 
