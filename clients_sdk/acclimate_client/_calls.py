@@ -237,11 +237,11 @@ def feedback(
     )
 
 
-def asks(client_id: str | None, after: str) -> Call[tuple[tuple[Ask, ...], str | None]]:
+def asks(client_id: str | None, cursor: str) -> Call[tuple[tuple[Ask, ...], str | None]]:
     """Returns the call that fetches a page of what is asked, and where the next one begins; see `Client.asks`."""
     if client_id is not None:
         return Call("GET", f"{_checks.client_path(client_id)}/asks", _replies.read_asks_of_client)
-    return Call("GET", "/asks", _replies.read_asks, params={"after": after} if after else {})
+    return Call("GET", "/asks", _replies.read_asks, params={"cursor": cursor} if cursor else {})
 
 
 def feedback_images(client_id: str, images: Images, labels: Labels, **sending: Unpack[Sending]) -> Call[FeedbackResult]:

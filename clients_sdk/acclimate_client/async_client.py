@@ -116,9 +116,9 @@ class AsyncClient(AsyncTransport):
 
     async def asks(self, client_id: str | None = None) -> AsyncIterator[Ask]:
         """Yields the images whose labels are asked for, of one client or of all; see `Client.asks`."""
-        after: str | None = ""
-        while after is not None:
-            asked, after = await self._run(_calls.asks(client_id, after))
+        cursor: str | None = ""
+        while cursor is not None:
+            asked, cursor = await self._run(_calls.asks(client_id, cursor))
             for each in asked:
                 yield each
 

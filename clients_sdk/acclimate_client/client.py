@@ -237,9 +237,9 @@ class Client(Transport):
             GuardOffError: The operator keeps no record of predictions.
             AcclimateClientError: Any other failure.
         """
-        after: str | None = ""
-        while after is not None:
-            asked, after = self._run(_calls.asks(client_id, after))
+        cursor: str | None = ""
+        while cursor is not None:
+            asked, cursor = self._run(_calls.asks(client_id, cursor))
             yield from asked
 
     def feedback_images(

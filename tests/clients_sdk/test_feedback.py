@@ -249,7 +249,7 @@ def test_what_is_asked_of_all_clients_comes_page_by_page(client, server, play):
     assert [(ask.client_id, ask.row) for ask in asked] == [("cam-7", 3), ("cam-7", 1), ("cam-8", 0), ("cam-9", 4)]
     assert [(request.path, request.query) for request in server.requests] == [
         ("/asks", {}),
-        ("/asks", {"after": ["17.5"]}),
+        ("/asks", {"cursor": ["17.5"]}),
     ]
     assert asked[0].labelled("Coat") == LabelledRow("r-1", 3, "Coat")
 

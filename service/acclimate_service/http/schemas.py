@@ -226,7 +226,7 @@ class Asks(Document):
 
     model: ModelName
     clients: list[AskedClient]
-    next: Annotated[str | None, Field(description="What `after` is for the next page; null on the last one.")]
+    next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
 
 
 class AdapterEvidence(Document):

@@ -141,7 +141,7 @@ def test_pages_lead_to_all_clients_those_first_that_were_asked_last(asking, stre
             send(sdk, f"cam-{client}", batches)
     found, after = [], ""
     for _ in range(4):
-        page = listed(asking, limit=2, after=after)
+        page = listed(asking, limit=2, cursor=after)
         found.append([each["client_id"] for each in page["clients"]])
         after = page["next"]
         if after is None:
@@ -159,7 +159,7 @@ def test_pages_lead_to_all_clients_those_first_that_were_asked_last(asking, stre
     assert {ask.client_id for ask in everything} == {f"cam-{client}" for client in range(5)}
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "after=x", "after=1&after=2", "page=2"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "cursor=x", "cursor=1&cursor=2", "page=2"])
 def test_pages_that_there_are_not_are_refused(asking, assert_problem, query):
     assert_problem(asking.http.get(f"/asks?{query}"), 422, "invalid_request", committed=False)
 

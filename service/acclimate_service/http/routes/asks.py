@@ -13,8 +13,8 @@ from acclimate_service.http.schemas import Asks, ClientAsks
 
 _MOST: Final = 100
 """Clients on a page."""
-_AFTER: Final = re.compile(r"[0-9]{1,16}(\.[0-9]{1,6})?")
-_AfterPage = Annotated[str, Query(description="`next` of the page before; the first page without it.")]
+_CURSOR: Final = re.compile(r"[0-9]{1,16}(\.[0-9]{1,6})?")
+_Cursor = Annotated[str, Query(description="`next` of the page before; the first page without it.")]
 _Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": _MOST}, description="Clients on a page.")]
 
 
@@ -29,14 +29,14 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             found = await asking.of_client(await context.request(b"asks"))
             return json({"client_id": client_id, "model": intake.model, **found})
 
-    async def of_all(request: Request, limit: _Limit = _MOST, after: _AfterPage = "") -> Response:
+    async def of_all(request: Request, limit: _Limit = _MOST, cursor: _Cursor = "") -> Response:
         """The open questions of all clients of the caller, those first whose questions changed last."""
-        check_query(request, ("limit", "after"))
+        check_query(request, ("limit", "cursor"))
         if not 1 <= limit <= _MOST:
             raise Problem("invalid_request", f"limit is {limit}; a page has 1 to {_MOST} clients")
-        if after and not _AFTER.fullmatch(after):
-            raise Problem("invalid_request", f"after is {after[:40]!r}; it is what the page before says as `next`")
-        page = await asking.of_all(request.state.caller.tenant, limit, after)
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise Problem("invalid_request", f"cursor is {cursor[:40]!r}; it is what the page before says as `next`")
+        page = await asking.of_all(request.state.caller.tenant, limit, cursor)
         clients = [
             {
                 "client_id": each.client,
