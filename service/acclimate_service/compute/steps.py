@@ -281,8 +281,9 @@ class Steps:
         asked: Sequence[int] = ()
         if parameters.ask_budget:
             # where there is a verdict, or no label would change which arm answers, none decides anything any more
-            adapter, most = self._configurations.adapter(state.configuration), most_asked(parameters.ask_budget)
-            wanted = not adapter.settled(step.state, most) if isinstance(adapter, Informed) else own is None
+            wanted = own is None
+            if by_arm and isinstance(adapter := self._configurations.adapter(state.configuration), Informed):
+                wanted = not adapter.settled(step.state, most_asked(parameters.ask_budget))
             record, asked = record.ask(parameters.request_id, parameters.ask_budget, wanted=wanted)
         after = ClientState(state.configuration, step.state, record, picture, point)
         return after, answer(given, guard, parameters.request_id, asked)

@@ -28,8 +28,9 @@ those that were asked for (`Counts.asked`) are ones in which the answers in play
 weighted by the inverse of the chance that a row like it was labelled, as what was labelled estimates it: with w the
 share of rows in which the two predictions differ, the accuracy is w times that of the labelled rows in which they do,
 whoever chose them, and 1 - w times that of the others that nobody asked for; w itself is taken of the rows that nobody
-asked for (Hájek's weights, or post-stratification). Assumed is, beside the above, that rows which nobody asked for are
-labelled like a random sample of all.
+asked for (Hájek's weights, or post-stratification). Assumed is, beside the above, that of the rows which nobody asked
+for a random sample is labelled. They lack those that were asked for, so w is too small by that share of all rows at
+most.
 
 The fleet (`Pooled`). What one client tells must not decide for the others. So each counts with its first `WEIGHT`
 labelled rows, and a verdict has to stand whichever `needed - 1` clients are left out: from the losses are taken those

@@ -274,7 +274,7 @@ def test_a_batch_without_adaptation_is_not_remembered(harmed, stream):
 
 
 def test_an_adapter_without_frozen_predictions_of_its_own_is_compared_all_the_same(make_replica, serial, stream):
-    replica, (images,) = make_replica(adapter="bn_adapt"), stream(0, 1)
+    replica, (images,) = make_replica(adapter="bn_adapt", ask_budget=0), stream(0, 1)
     truth = frozen_classes(serial, images)
     with replica.sdk() as sdk:
         prediction = sdk.predict("cam", images)

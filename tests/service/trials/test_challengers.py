@@ -32,7 +32,9 @@ def told(sdk, replica, client, images, labels):
 
 @pytest.fixture
 def trying(make_replica):
-    return make_replica(adapter="fedcal", candidates=("none", "bn_adapt"), candidate_share=1.0, guard_clients=1)
+    return make_replica(
+        adapter="fedcal", candidates=("none", "bn_adapt"), candidate_share=1.0, guard_clients=1, ask_budget=0
+    )
 
 
 def test_candidates_answer_nobody_and_are_compared_by_the_same_labels(trying, serial, stream):
