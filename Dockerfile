@@ -2,23 +2,26 @@
 # The service with its bundled models; deploy/README.md tells how to build and run it.
 
 ARG RUNTIME=cpu
+# Empty: the newest versions that pyproject.toml allows, unchecked, as from an index with packages of its own.
+ARG LOCKED=yes
 
 FROM python:3.11-slim-bookworm AS base
 ENV PATH=/opt/acclimate/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1
 
-# Gigabytes that change with pyproject.toml alone. Without its sources the distribution is empty, so that installing it
-# installs what it depends on (DL3013 takes it for a package without a version).
+# Gigabytes that change with what is required alone: versions and hashes of `make lock`. Without a lock, the distribution, which
+# is empty without its sources, is installed for what it depends on (DL3013 takes it for a package without a version).
 FROM base AS dependencies
 ARG RUNTIME
+ARG LOCKED
 WORKDIR /build
 RUN python -m venv /opt/acclimate/venv
-COPY pyproject.toml ./
+COPY pyproject.toml deploy/requirements-cpu.txt deploy/requirements-gpu.txt ./
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    touch README.md LICENSE NOTICE \
-    && python -m pip install ".[serve,${RUNTIME}]"
+    if [ -n "${LOCKED}" ]; then python -m pip install --require-hashes --requirement "requirements-${RUNTIME}.txt"; \
+    else touch README.md LICENSE NOTICE && python -m pip install ".[serve,otel,${RUNTIME}]"; fi
 
 FROM base AS wheel
 WORKDIR /build

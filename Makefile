@@ -2,13 +2,14 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+UV ?= uv
 INSTALL = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && $(BIN)/python -m pip install --quiet
 # One thread in each of the processes that tests run in, whose byte code is kept: each of them would compile everything.
 # pytest-xdist says `auto` for one process per core.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist worksteal --numprocesses
 INSTALLED := $(VENV)/.installed$(if $(CI),-ci)
 
-.PHONY: setup demo quick test test-slow check bench clean
+.PHONY: setup lock sbom demo quick test test-slow check bench clean
 
 # With CI=true also what only continuous integration needs.
 setup: $(INSTALLED)
@@ -16,6 +17,18 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml
 	$(INSTALL) --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check $(if $(CI),--group ci)
 	touch $@
+
+# Versions and hashes of what the images are made of, from whichever index uv is told of; none is named in the files.
+lock:
+	for runtime in cpu gpu; do $(UV) pip compile pyproject.toml --extra serve --extra otel --extra $$runtime --universal --python-version 3.11 \
+	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --upgrade --quiet \
+	    --output-file deploy/requirements-$$runtime.txt || exit 1; done
+
+# What the images are made of, for those who watch over known defects (CycloneDX). Wants CI=true.
+sbom: setup
+	mkdir -p dist
+	for runtime in cpu gpu; do $(BIN)/cyclonedx-py requirements deploy/requirements-$$runtime.txt --pyproject pyproject.toml --of JSON \
+	    --output-file dist/sbom-$$runtime.json || exit 1; done
 
 $(VENV)/.demo: pyproject.toml
 	$(INSTALL) --editable ".[serve,cpu,embedded]"

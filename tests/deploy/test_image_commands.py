@@ -29,7 +29,7 @@ class Image:
         self._context = context
         self.root = root
         self.cwd = root
-        self.environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "RUNTIME": "cpu"}
+        self.environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "RUNTIME": "cpu", "LOCKED": ""}
 
     def move(self, text: str) -> str:
         return _PATHS.sub(f"{self.root}/", text)
