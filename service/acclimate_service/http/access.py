@@ -3,13 +3,13 @@
 import re
 from typing import Any, Final
 
-from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
+from acclimate_service.http.middleware import DirectRoute
 from acclimate_service.keys import ANY_KEY, ANYBODY, STRANGER, Caller, Keys
 
 NEEDS: Final = {
@@ -73,7 +73,7 @@ def need_of(method: str, path: str) -> str:
         raise LookupError(f"say in http/access.py what a key must be good for: {method} {route}") from None
 
 
-class DecidedRoute(APIRoute):
+class DecidedRoute(DirectRoute):
     """A route of which it is known what a key must be good for; without an entry in `NEEDS` it cannot be made.
 
     Every key is good for those that are not described: they say that there is nothing.
