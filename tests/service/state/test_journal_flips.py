@@ -94,8 +94,8 @@ async def test_the_first_answer_of_an_entry_stays(driver):
     attempt = driver.attempt("k")
     await owner.append(attempt=attempt)
     answer = owner.journal.answer
-    assert await answer(driver.client, attempt.rid, attempt.tag, b"first") == Answered(None)
-    assert await answer(driver.client, attempt.rid, attempt.tag, b"second") == Answered(b"first")
+    assert await answer(driver.client, driver.model, attempt.rid, attempt.tag, b"first") == Answered(None)
+    assert await answer(driver.client, driver.model, attempt.rid, attempt.tag, b"second") == Answered(b"first")
     assert await owner.append("k") == Repeat(1, driver.model, b"first")
 
 
@@ -104,10 +104,10 @@ async def test_an_answer_to_another_attempt_or_life_is_gone(driver):
     attempt = driver.attempt("k")
     await owner.append(attempt=attempt)
     answer = owner.journal.answer
-    assert await answer(driver.client, attempt.rid, "0" * 16, b"a") == Gone()
-    assert await answer(driver.client, "0" * 32, attempt.tag, b"a") == Gone()
+    assert await answer(driver.client, driver.model, attempt.rid, "0" * 16, b"a") == Gone()
+    assert await answer(driver.client, driver.model, "0" * 32, attempt.tag, b"a") == Gone()
     await driver.store.delete(driver.client)
-    assert await answer(driver.client, attempt.rid, attempt.tag, b"a") == Gone()
+    assert await answer(driver.client, driver.model, attempt.rid, attempt.tag, b"a") == Gone()
 
 
 async def test_an_answer_too_large_to_store_still_guards_its_entry(make_driver):
