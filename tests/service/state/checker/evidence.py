@@ -29,7 +29,10 @@ CONFIGURATIONS = ("one", "two")
 NOT_HERE = ("crash before", "crash after", "cancelled", "delayed")
 """Faults of sessions, and a command that lands after all that were sent later: a pool lies on another server than the
 lives of its clients, so that nothing could tell it from one in time."""
+HISTORY = 4
+"""Parts of a share before its numbers: of each kind of rows that was told, then of each that counts."""
 KINDS = 4
+"""Those that are told here, the first ones."""
 Rows: TypeAlias = list[int]
 Record: TypeAlias = tuple[str, str, str]
 """Configuration, life, and when it was born."""
@@ -253,7 +256,8 @@ class Evidence:
             share = next((shares[field] for field in shares if field.startswith(digest_of(configuration))), None)
             possible = client.of(client.possible, configuration)
             sure = sum(client.of(client.sure, configuration))
-            counted = list(map(int, share.split("|")[-KINDS:])) if share else [0] * KINDS
+            numbers = share.split("|")[HISTORY:] if share else ["0"] * 2 * KINDS
+            counted = list(map(int, numbers[len(numbers) // 2 :]))[:KINDS]
             if share and not sum(possible):
                 problems.append(f"{client.scope.client} has a share of {configuration}, and nothing that counts")
             if any(map(int.__gt__, counted, possible)) or sum(counted) > WEIGHT:
