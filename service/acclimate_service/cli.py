@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _COMMANDS: Final = "acclimate_service.commands"
 DEFAULT_STORE: Final = Path("model_store/bundles")
 """As `Settings.model_store`."""
+_SERVE: Final = ("host", "port", "model", "adapter", "model_store", "redis_url", "data_dir", "keys_file", "device")
+"""Settings that `serve` takes as options, too."""
 _EXIT_CODES: Final = "exit status: 0 done; 1 a client is not there, or was refused; 2 the command could not be done"
 
 
@@ -48,8 +51,13 @@ def _end(number: int, _: FrameType | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="acclimate", description="Adapted predictions for every client.")
+    parser.add_argument("--version", action="version", version=f"acclimate {version('acclimate')}")
     commands = parser.add_subparsers(dest="command", required=True)
-    server = commands.add_parser("serve", help="answer batches over HTTP; set by ACCLIMATE_* variables")
+    text = "answer batches over HTTP; set by ACCLIMATE_* variables, of which these go before"
+    server = commands.add_parser("serve", help=text, description=text)
+    for name in _SERVE:
+        option = f"--{name.replace('_', '-')}"
+        server.add_argument(option, dest=f"setting_{name}", metavar="VALUE", help=f"as ACCLIMATE_{name.upper()}")
     server.set_defaults(run=by_name(_COMMANDS, "run_server", "[serve]"))
     demo = commands.add_parser("demo", help="show what adaptation gains, and how harm is caught; fetches nothing")
     demo.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured there")

@@ -18,9 +18,12 @@ ERRORS: Final = (SettingsError, AcclimateError, StateError, EmbeddedRedisError, 
 """What ends a command with its message alone."""
 
 
-def run_server(_: argparse.Namespace) -> int:
+def run_server(options: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
-    settings = read_settings()
+    prefix, given = "setting_", vars(options).items()
+    settings = read_settings(
+        **{name.removeprefix(prefix): value for name, value in given if name.startswith(prefix) and value}
+    )
     set_up(settings.log_format, settings.log_level)
     serve(settings)
     return 0

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 
 from acclimate_service.cli import main
 from acclimate_service.models import named
-from acclimate_service.settings import SettingsError
+from acclimate_service.settings import Settings, SettingsError
 from acclimate_store import BundleKey, Catalogue
 
 COMMANDS = [
@@ -57,6 +58,28 @@ print({"torch", "numpy", "pydantic", "fastapi", "redis", "PIL"} & set(sys.module
     done = python(code, *COMMANDS)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("set()\n")
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"acclimate {version('acclimate')}\n"
+
+
+def test_options_of_serve_are_settings_that_go_before_the_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[Settings] = []
+    monkeypatch.setattr("acclimate_service.commands.serve", served.append)
+    monkeypatch.setattr("acclimate_service.commands.set_up", lambda *_: None)  # it would change the log of all tests
+    monkeypatch.setenv("ACCLIMATE_PORT", "1")
+    monkeypatch.setenv("ACCLIMATE_HOST", "127.0.0.2")
+    assert main(["serve", "--port", "8123", "--model", "cats/2", "--adapter", "atp", "--model-store", "shelf"]) == 0
+    (settings,) = served
+    assert (settings.port, settings.host, settings.model, settings.adapter) == (8123, "127.0.0.2", "cats/2", "atp")
+    assert settings.model_store == Path("shelf")
+    assert main(["serve", "--port", "many"]) == 2
+    assert "ACCLIMATE_PORT: Input should be a valid integer" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("integration")
