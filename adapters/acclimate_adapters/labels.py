@@ -70,8 +70,11 @@ class Informed(Adapter, Protocol):
         """What rows of all clients, by kind, say of each arm: what share of them it has right, in 0..1."""
         ...
 
-    def settled(self, state: State, labels: float) -> bool:
-        """Whether the same arm would still answer if so many further labels of this client all spoke against it."""
+    def rivals(self, state: State, labels: float) -> tuple[int, int] | None:
+        """The arm that answers, and the one that comes next, by their places in `Labelled.predicted`.
+
+        None if the former would still answer if so many further labels of this client all spoke against it.
+        """
         ...
 
     def informed(self, state: State, shares: Sequence[float]) -> State:

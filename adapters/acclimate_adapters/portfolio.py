@@ -209,13 +209,13 @@ class Portfolio:
         gains = [model.gains.get(arm, 0.0) for arm in self.served(model)]
         return NO_OPINION + np.array([0.0, *gains])
 
-    def settled(self, state: State, labels: float) -> bool:
-        """Whether the arm that answers is ahead of every other by more than so many rows, as `Informed.settled`."""
+    def rivals(self, state: State, labels: float) -> tuple[int, int] | None:
+        """The two arms with the largest scores, unless the first is ahead by more rows; as `Informed.rivals`."""
         counts = numbers(state.tensors["counts"])
         rows = scores(counts, numbers(state.tensors["fleet"])) * (counts.sum() + STRENGTH)
+        first, second = two_best(rows)
         rows[0] += LEAD * labels
-        second, first = np.sort(rows)[-2:]
-        return bool(first - second > labels)
+        return None if rows[first] - np.delete(rows, first).max() > labels else (first, second)
 
     def informed(self, state: State, shares: Sequence[float]) -> State:
         """The state that knows the fleet's shares f_a, [1 + A] in 0..1, arm 0 first; as `Informed.informed`."""
@@ -288,6 +288,12 @@ def scores(counts: Numbers, fleet: Numbers) -> Numbers:
     found = shrunk(counts, fleet)
     found[0] += LEAD
     return found
+
+
+def two_best(scores: Numbers) -> tuple[int, int]:
+    """The places of the largest score and of the next one, the first of equal ones."""
+    first, second = np.argsort(-scores, kind="stable")[:2].tolist()
+    return first, second
 
 
 def counted(predicted: Tensor, labels: Tensor) -> Tensor:

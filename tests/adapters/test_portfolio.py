@@ -122,7 +122,11 @@ def test_a_choice_is_settled_where_so_many_labels_against_it_would_not_turn_it(m
             against[2**other] += more
             turned.append(int(scores(against, fleet).argmax()) != first)
         found.append(not any(turned))
-        assert adapter.settled(state, more) == found[-1]
+        rivals = adapter.rivals(state, more)
+        assert (rivals is None) == found[-1]
+        if rivals is not None:
+            ordered = sorted(scores(counts, fleet), reverse=True)
+            assert [scores(counts, fleet)[arm] for arm in rivals] == ordered[:2]
     assert 20 < sum(found) < 180
 
 

@@ -40,9 +40,12 @@ def by_hand(shift: Shift, predicted: Predicted, share: float, seed: int) -> np.n
             hits[client, batch] = step.logits.argmax(-1).numpy() == labels
             differing = np.flatnonzero((step.by_arm != step.frozen_logits.argmax(-1, keepdim=True)).any(1).numpy())
             budget[client] += 20 * share
-            rows = rng.permutation(differing)[: int(budget[client])]
+            every = torch.cat([step.frozen_logits.argmax(-1, keepdim=True), step.by_arm], 1)
+            one, other = adapter.rivals(step.state, 1e9) or (0, 0)
+            drawn = sorted(rng.permutation(differing), key=lambda row: bool(every[row, one] == every[row, other]))
+            rows = np.array(drawn, int)[: int(budget[client])]
             budget[client] -= len(rows)
-            classes = torch.cat([step.frozen_logits.argmax(-1, keepdim=True), step.by_arm], 1)[rows]
+            classes = every[rows]
             learned = Labelled(torch.from_numpy(labels[rows]), predicted=classes)
             states[client] = adapter.learn(shift.model, step.state, learned)
     return hits

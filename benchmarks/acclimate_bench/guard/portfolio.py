@@ -4,7 +4,8 @@ Every arm predicts every stream once; they learn nothing from labels, so the rep
 turns, a batch each. Once a batch is answered some of its rows are labelled, and count for the next answer of this
 client and, by the fleet's shares, of every other. The rule is the adapter's own; only the store is not: what the fleet
 tells is always up to date. Labelled are `asked` rows, drawn by lot among those where an arm and the frozen model
-differ, or `random` rows, of which only those count. Either way so many of each client: what is not spent is kept.
+differ, those first in which the two best arms do; or `random` rows, of which only those count. Either way so many of
+each client: what is not spent is kept.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acclimate_adapters.portfolio import DEFAULT_ARMS, NO_OPINION, Portfolio, counted, scores, shrunk
+from acclimate_adapters.portfolio import DEFAULT_ARMS, NO_OPINION, Portfolio, counted, scores, shrunk, two_best
 from acclimate_bench.accuracy.measure import BATCH, Classes, Hits
 from acclimate_bench.accuracy.report import HARM, rounded, signed, table
 from acclimate_bench.accuracy.selection import add_data, folders
@@ -96,20 +97,26 @@ def replay(predicted: Predicted, share: float, choice: Choice, seed: int) -> Hit
         batch = slice(start, start + BATCH)
         for client in rng.permutation(clients):
             fleet = shrunk(counts.sum(axis=0), nothing)
-            hits[client, batch] = right[client, batch, scores(counts[client], fleet).argmax()]
+            rivals = two_best(scores(counts[client], fleet))
+            hits[client, batch] = right[client, batch, rivals[0]]
             classes = predicted.classes[client, batch]
             budget[client] += share * len(classes)
-            told = _told(classes, int(budget[client]), choice, rng)
+            told = _told(classes, int(budget[client]), choice, rivals, rng)
             budget[client] -= len(told)
             labels = torch.from_numpy(predicted.labels[client, batch][told])
             counts[client] += counted(torch.from_numpy(classes[told]), labels).numpy()
     return hits
 
 
-def _told(classes: Classes, most: int, choice: Choice, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Which rows of a batch [B, 1 + A] are labelled."""
-    worth = (classes != classes[:, :1]).any(axis=1) if choice == "asked" else np.ones(len(classes), bool)
-    return rng.permutation(np.flatnonzero(worth))[:most]
+def _told(
+    classes: Classes, most: int, choice: Choice, rivals: tuple[int, int], rng: np.random.Generator
+) -> NDArray[np.intp]:
+    """Which rows of a batch [B, 1 + A] are labelled; of those asked, first the ones in which the rivals differ."""
+    if choice == "random":
+        return rng.permutation(len(classes))[:most]
+    rows = rng.permutation(np.flatnonzero((classes != classes[:, :1]).any(axis=1)))
+    same = classes[rows, rivals[0]] == classes[rows, rivals[1]]
+    return rows[np.argsort(same, kind="stable")][:most]
 
 
 def choose(predicted: Predicted, share: float, choice: Choice, seeds: int) -> Chosen:

@@ -281,10 +281,11 @@ class Steps:
         asked: Sequence[int] = ()
         if parameters.ask_budget:
             # where there is a verdict, or no label would change which arm answers, none decides anything any more
-            wanted = own is None
+            wanted, rivals = own is None, None
             if by_arm and isinstance(adapter := self._configurations.adapter(state.configuration), Informed):
-                wanted = not adapter.settled(step.state, most_asked(parameters.ask_budget))
-            record, asked = record.ask(parameters.request_id, parameters.ask_budget, wanted=wanted)
+                rivals = adapter.rivals(step.state, most_asked(parameters.ask_budget))
+                wanted = rivals is not None
+            record, asked = record.ask(parameters.request_id, parameters.ask_budget, wanted=wanted, rivals=rivals)
         after = ClientState(state.configuration, step.state, record, picture, point)
         return after, answer(given, guard, parameters.request_id, asked)
 

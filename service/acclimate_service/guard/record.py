@@ -121,7 +121,9 @@ class Record:
             questions=questions,
         )
 
-    def ask(self, request_id: str, share: float, *, wanted: bool = True) -> tuple["Record", tuple[int, ...]]:
+    def ask(
+        self, request_id: str, share: float, *, wanted: bool = True, rivals: tuple[int, int] | None = None
+    ) -> tuple["Record", tuple[int, ...]]:
         """Ask for labels of the newest batch, within a budget: of rows in which the answers in play differ.
 
         Of such a row each label tells something, and of others none does. So many are asked as the budget has by now,
@@ -134,9 +136,10 @@ class Record:
             request_id: of that batch.
             share: of all rows, 0..1, that may be asked for.
             wanted: whether a label would decide anything; else the budget is kept.
+            rivals: two arms, 0 for the frozen model; rows in which these differ are worth more than others.
 
         Returns:
-            The record that knows of the question, and the places in the batch, in the order of their lots.
+            The record that knows of the question, and the places in the batch: by worth, and then by their lots.
         """
         digest, size = _BATCH.unpack_from(self.batches, len(self.batches) - _BATCH.size)
         unspent = _generator(digest).random() if self.unspent is None else self.unspent
@@ -145,7 +148,11 @@ class Record:
         if wanted and unspent >= 1:
             answers = np.delete(self.rows[:, -size:], _LABEL, axis=0)
             if len(places := np.flatnonzero((answers != answers[0]).any(axis=0))):
-                asked = tuple(_generator(digest).permutation(places)[: int(unspent)].tolist())
+                places = _generator(digest).permutation(places)
+                if rivals is not None:
+                    one, other = (answers[arm + 1 if arm else 0] for arm in rivals)
+                    places = places[np.argsort((one == other)[places], kind="stable")]
+                asked = tuple(places[: int(unspent)].tolist())
         questions = (*self.questions, Question(request_id, asked))[-MOST_QUESTIONS:] if asked else self.questions
         return replace(self, questions=questions, unspent=unspent - len(asked)), asked
 

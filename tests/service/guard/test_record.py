@@ -116,6 +116,16 @@ def test_rows_are_asked_only_where_answers_differ_and_a_computation_again_asks_t
     assert record.ask("a", 1.0, wanted=False)[1] == (), "where a label decides nothing"
 
 
+def test_rows_in_which_the_two_best_arms_differ_are_worth_most():
+    by_arm = [[2, 1], [1, 1], [2, 2], [1, 2], [2, 2], [1, 2]]
+    record = Record().append("a", [1] * 6, [1] * 6, answering="adapted", by_arm=by_arm)
+    assert set(record.ask("a", 1.0)[1]) == {0, 2, 3, 4, 5}
+    for rivals, first in {(0, 1): {0, 2, 4}, (2, 0): {2, 3, 4, 5}, (1, 2): {0, 3, 5}}.items():
+        asked = record.ask("a", 1.0, rivals=rivals)[1]
+        assert set(asked) == {0, 2, 3, 4, 5}
+        assert set(asked[: len(first)]) == first
+
+
 def asking(batches, number, share, name="r", wanted=lambda batch: True):
     """A record that batches came to in which so many rows differ, and how many of them were asked."""
     record, asked = Record(), []
