@@ -35,7 +35,8 @@ def test_the_price_is_what_the_median_over_http_has_more_than_the_one_in_process
     report = Report()
     report.table("fashion-cnn", "p50", "p5", "p95", "minus in process", "target")
     price(report, tmp_path, BUNDLES, "fashion-cnn", "none", repeats=1)
-    live, alone, request, by_sdk = report.tables["fashion-cnn"]
+    live, alone, request, by_sdk, loop = report.tables["fashion-cnn"]
+    assert 0 < loop["p50"] < request["p50"]
     for row in (request, by_sdk):
         assert row["minus in process"] == row["p50"] - alone["p50"]
         assert 0 < live["p50"] < row["p50"]

@@ -62,6 +62,11 @@ class Replica:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     @property
+    def loop_s(self) -> float:
+        """CPU seconds that its event loop has had so far, which is the first thread of its process."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    @property
     def traffic(self) -> Traffic:
         """What its Redis has received and written."""
         with redis.Redis.from_url(self.store) as store:

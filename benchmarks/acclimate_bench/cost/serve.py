@@ -4,8 +4,9 @@
 
 A replica on a private Redis answers requests with a batch of 20 raw uint8 images and, in turn, takes the same guarded
 steps without them. The difference of the medians is the price of serving; requests are sent over a bare socket, as to
-LitServe, and what the SDK adds to them has a row of its own. It computes in torch, and once more with the graphs for
-ONNX Runtime where the bundle has any, as by default.
+LitServe, and what the SDK adds to them has a row of its own. So has the CPU time of the event loop: it tells whether
+serving became cheaper where other work of the machine blurs the times. The replica computes in torch, and once more
+with the graphs for ONNX Runtime where the bundle has any, as by default.
 """
 
 import argparse
@@ -22,8 +23,8 @@ from acclimate_bench.cost import peers
 from acclimate_bench.cost.inputs import BUNDLES, noise
 from acclimate_bench.cost.load import one_by_one
 from acclimate_bench.cost.networks import write_resnet
-from acclimate_bench.cost.remote import in_blocks, local
-from acclimate_bench.cost.replica import over_http
+from acclimate_bench.cost.remote import Work, in_blocks, local
+from acclimate_bench.cost.replica import Replica, over_http
 from acclimate_bench.cost.report import Report, verdict
 from acclimate_bench.cost.stepping_replica import in_process, replica_with_steps
 
@@ -66,13 +67,24 @@ def price(
         port, shape = int(served.url.rpartition(":")[2]), SHAPES[model]
         bare = partial(one_by_one, port, "/clients/bare/predict", shape)
         by_sdk, live = local(over_http(served, "sdk", noise(*shape))), local(served.client.live)
-        alone, *requests, check = in_blocks(repeats, partial(in_process, served, adapter), bare, by_sdk, live)
+        loop = partial(loop_seconds, served, bare)
+        alone, *requests, loops, check = in_blocks(
+            repeats, partial(in_process, served, adapter), bare, by_sdk, loop, live
+        )
     report.row("GET live, HTTP alone", check.median, *check.spread, "", "")
     report.row(f"{adapter} in process, {runtime}", alone.median, *alone.spread, "", "")
     for how, target, request in zip(("over HTTP", "by the SDK"), (TARGET_MS, None), requests, strict=True):
         extra = request.median - alone.median
         bound = verdict(extra, target) if target is not None and adapter in BOUND else ""
         report.row(f"{adapter} {how}, durable, {runtime}", request.median, *request.spread, extra, bound)
+    report.row(f"{adapter} over HTTP, CPU of the event loop", loops.median, *loops.spread, "", "")
+
+
+def loop_seconds(served: Replica, work: Work, times: int) -> list[float]:
+    """CPU seconds of the event loop for each of so many requests, which is known of all together."""
+    before = served.loop_s
+    work(times)
+    return [(served.loop_s - before) / times] * times
 
 
 def _runtimes(model: str) -> tuple[str, ...]:
