@@ -56,7 +56,7 @@ def test_the_demo_catches_the_client_that_adaptation_harms_by_a_few_labels(shown
     assert 1 <= len(until) <= len(caught) - 4
     assert all(moment["guarded"] == moment["adapted"] for moment in until), "the guard does not touch the adapter"
     assert until[-1]["verdict"] == "harmful"
-    assert 7 <= until[-1]["labels"] <= 16, "seven losses are the fewest that convict"
+    assert 7 <= until[-1]["labels"] <= 5 * len(until), "seven losses are the fewest that convict, four in 20 are asked"
     assert " harmful " in shown.text
 
 
