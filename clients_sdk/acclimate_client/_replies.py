@@ -394,6 +394,8 @@ def _listed_client(fields: Json) -> ListedClient:
         bytes=_typed(int, fields["bytes"]),
         changed_at=_moment(fields["changed_at"]),
         verdict=_optional(str, fields["verdict"]),
+        labelled=_optional(int, fields.get("labelled")),
+        gain=_optional_number(fields.get("gain")),
     )
 
 

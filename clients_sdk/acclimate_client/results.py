@@ -164,6 +164,8 @@ class ListedClient:
         bytes: Size of the newest complete copy of its state.
         changed_at: Its last change, in UTC; None if that was not noted.
         verdict: What its labels show: trusted, undecided or harmful; None if the server does not know.
+        labelled: Images with a label; None if the server does not know.
+        gain: What adapting it brings in accuracy on these, -1..1; None without labels.
     """
 
     client_id: str
@@ -174,6 +176,8 @@ class ListedClient:
     bytes: int
     changed_at: datetime | None
     verdict: str | None
+    labelled: int | None = None
+    gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

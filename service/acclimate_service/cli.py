@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     server.set_defaults(run=by_name(_COMMANDS, "run_server", "[serve]"))
     demo = commands.add_parser("demo", help="show what adaptation gains, and how harm is caught; fetches nothing")
     demo.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured there")
+    demo.add_argument(
+        "--stay", action="store_true", help="stream on, with a dashboard, until Ctrl-C; so it does in a terminal"
+    )
     demo.set_defaults(run=by_name("acclimate_service.demo.command", "run_demo", "[serve,embedded]"))
     one_round = commands.add_parser("round", help="run a federated round among the clients of a running service")
     one_round.set_defaults(run=by_name(_COMMANDS, "run_round", "[serve]"))

@@ -1,9 +1,11 @@
 import json
+import signal
 import subprocess
 import sys
 from statistics import mean
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from acclimate_adapters import create
@@ -18,9 +20,11 @@ IN_PROCESS = {
 
 
 class Shown(NamedTuple):
-    """What the demo printed, and what it wrote."""
+    """What the demo printed, and what it wrote; what its dashboard showed while it went on."""
 
     text: str
+    page: str
+    versions: list[int]
     accuracy: dict[str, list[float]]
     guarded: list[dict[str, Any]]
 
@@ -28,9 +32,26 @@ class Shown(NamedTuple):
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "acclimate_service.cli", "demo", "--json", str(folder / "shown.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    return Shown(done.stdout, **json.loads((folder / "shown.json").read_text()))
+    command = [sys.executable, "-m", "acclimate_service.cli", "demo", "--stay", "--json", str(folder / "shown.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as demo:
+        assert demo.stdout is not None
+        lines = list[str]()
+        while not lines or not lines[-1].startswith("The dashboard:"):
+            lines.append(demo.stdout.readline())
+            assert lines[-1], "it ended"
+        url = lines[-1].split()[-1].removesuffix("/ui")
+        page, versions = httpx.get(f"{url}/ui").text, [_version(url)]
+        while len(versions) < 3:
+            if (version := _version(url)) != versions[-1]:
+                versions.append(version)
+        demo.send_signal(signal.SIGINT)
+        lines += demo.stdout.readlines()
+    assert demo.returncode == 0
+    return Shown("".join(lines), page, versions, **json.loads((folder / "shown.json").read_text()))
+
+
+def _version(url: str) -> int:
+    return int(httpx.get(f"{url}/clients/guarded").json()["state"]["version"])
 
 
 def test_the_demo_shows_over_http_what_the_adapters_reach_in_process(shown: Shown) -> None:
@@ -80,3 +101,8 @@ def test_the_stream_of_the_demo_that_is_guarded_is_one_of_its_table(shown: Shown
     title, client = max(harm, key=lambda cell: harm[cell])
     assert again["adapted"] == pytest.approx(shown.accuracy[title][client])
     assert again["frozen"] == pytest.approx(shown.accuracy["none"][client])
+
+
+def test_the_demo_goes_on_beside_a_dashboard_until_it_is_interrupted(shown: Shown) -> None:
+    assert '<script type="module" src="ui/app.js">' in shown.page
+    assert shown.versions == sorted(set(shown.versions))

@@ -99,5 +99,7 @@ class Roster:
             "version": listed.seq,
             "bytes": listed.length,
             "changed_at": None if listed.changed_ms is None else rfc3339(listed.changed_ms / 1000),
+            "labelled": None if counts is None else counts.labelled,
+            "gain": (counts.wins - counts.losses) / counts.labelled if counts and counts.labelled else None,
             "verdict": None if self._fleet is None or counts is None else verdict(counts, self._fleet.alpha),
         }

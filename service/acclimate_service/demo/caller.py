@@ -54,6 +54,10 @@ class Caller:
         chosen = {"adapter": adapter, "hyperparameters": dict(hyperparameters)}
         self._call("PUT", f"/clients/{client}", json.dumps(chosen).encode())
 
+    def reset(self, client: str) -> None:
+        """Take a client back to the global model."""
+        self._call("POST", f"/clients/{client}/reset")
+
     def predict(self, client: str, images: NDArray[np.uint8]) -> Answer:
         """Send a batch [B, C, H, W]."""
         body = io.BytesIO()

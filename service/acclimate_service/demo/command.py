@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from acclimate_adapters.errors import AcclimateError
 from acclimate_service.demo.caller import Caller
-from acclimate_service.demo.guarded import Moment, conclusion, follow, lines
+from acclimate_service.demo.guarded import GUARDED, Moment, conclusion, follow, lines
 from acclimate_store.samples import ClientStream, load_streams
 
 DATA: Final = Path(__file__).with_name("data")
@@ -40,6 +40,8 @@ ERRORS: Final = (AcclimateError,)
 BATCH = 20
 ASKED: Final = 4
 """Images of a batch that labels are asked for, where the budget of batches before is spent."""
+PAUSE_S: Final = 0.5
+"""Between two batches of a client that streams on."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ Without labels nothing tells that {client} loses with {method}. The same again, 
 Of the guarded client, those images are labelled that the service asks for, {asked} in {batch} at most: some in which
 both predictions differ. A win is a label that only the adapted prediction has right, a loss one that only the frozen
 prediction has right.
+"""
+
+STAYING = """
+The dashboard:   {url}/ui
+The clients stream on, and "guarded" is harmed and caught anew every few seconds, until Ctrl-C.
 """
 
 
@@ -176,15 +183,32 @@ def catch(url: str, method: Method, stream: ClientStream) -> list[Moment]:
     return moments
 
 
+def stay(url: str, method: Method, harmed: ClientStream, streams: Sequence[ClientStream]) -> None:
+    """Stream on until Ctrl-C: all clients under the last method, and, again and again, who is harmed and caught."""
+    print(STAYING.format(url=url), flush=True)
+    caller = Caller(url)
+    with suppress(KeyboardInterrupt):
+        while True:
+            caller.reset(GUARDED)
+            for moment in follow(caller, harmed, method.adapter, method.hyperparameters, BATCH):
+                batch = slice((moment.number - 1) * BATCH, moment.number * BATCH)
+                for stream in streams:
+                    caller.predict(f"{stream.client_id}-{len(METHODS) - 1}", stream.images[batch])
+                time.sleep(PAUSE_S)
+
+
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo; `arguments.json` is a file for what was measured, or None."""
+    """Run the demo; `arguments.json` is a file for what was measured, or None; with `arguments.stay` it goes on."""
     streams = load_streams(DATA / "streams.npz")
     with tempfile.TemporaryDirectory() as data_dir, running_service(data_dir) as url:
         results = run(url, METHODS, streams)
         print(f"\nAccuracy in %, {len(streams)} clients, {len(streams[0].images)} images each, batches of {BATCH}:\n")
         print(table(results, streams))
-        moments = catch(url, *most_harmed(results, METHODS, streams))
-    print("\nYour own model:  acclimate models create --help")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"accuracy": results, "guarded": [asdict(each) for each in moments]}))
+        harmed = most_harmed(results, METHODS, streams)
+        moments = catch(url, *harmed)
+        print("\nYour own model:  acclimate models create --help")
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"accuracy": results, "guarded": [asdict(each) for each in moments]}))
+        if arguments.stay or sys.stdout.isatty():
+            stay(url, *harmed, streams)
     return 0

@@ -14,7 +14,9 @@ import numpy as np
 from acclimate_service.demo.caller import Caller
 from acclimate_store.samples import ClientStream
 
-_CLIENTS: Final = ("frozen", "adapted", "guarded")
+GUARDED: Final = "guarded"
+"""Name of the client whose labels are told."""
+_CLIENTS: Final = ("frozen", "adapted", GUARDED)
 _HEADER: Final = "batch  frozen  adapted  guarded    labels  wins  losses"
 
 
@@ -48,15 +50,15 @@ def follow(
     """Send a stream in batches of `size` to the three clients, and tell the labels of one of them."""
     caller.configure("frozen", "none", {})
     caller.configure("adapted", adapter, hyperparameters)
-    caller.configure("guarded", adapter, hyperparameters)
+    caller.configure(GUARDED, adapter, hyperparameters)
     seen: Mapping[str, Any] = {"labelled": 0, "wins": 0, "losses": 0, "verdict": "undecided"}
     for number, start in enumerate(range(0, len(stream.images), size), start=1):
         images, labels = stream.images[start : start + size], stream.labels[start : start + size]
         answers = {name: caller.predict(name, images) for name in _CLIENTS}
         right = {name: 100 * float(np.mean(one.indices == labels)) for name, one in answers.items()}
-        answer = answers["guarded"]
+        answer = answers[GUARDED]
         if answer.ask:
-            seen = caller.feedback("guarded", answer, {row: int(labels[row]) for row in answer.ask})
+            seen = caller.feedback(GUARDED, answer, {row: int(labels[row]) for row in answer.ask})
         yield Moment(
             number,
             **right,

@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from acclimate_service import ui
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
 from acclimate_service.http.middleware import DirectRoute
@@ -50,7 +51,14 @@ NEEDS: Final = {
     "GET /v2/health/ready": ANYBODY,
 }
 """What a key must be good for, for every route; those of a model by its name are those of the default one."""
-_PAGES: Final = ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png", "/openapi.json")
+_PAGES: Final = (
+    *ui.PATHS,
+    "/docs",
+    "/docs/swagger-ui-bundle.js",
+    "/docs/swagger-ui.css",
+    "/docs/favicon.png",
+    "/openapi.json",
+)
 _OPEN: Final = frozenset((*(name.partition(" ")[2] for name, need in NEEDS.items() if need == ANYBODY), *_PAGES))
 _OF_MODEL: Final = re.compile(r"^/models/[^/]+(?=/)")
 _BEARER: Final = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)

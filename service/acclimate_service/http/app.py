@@ -11,9 +11,10 @@ from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from acclimate_service import ui
 from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute, KeyedRoute, KeyMiddleware
 from acclimate_service.http.context import Intake
@@ -99,7 +100,7 @@ def _keys(settings: Settings) -> Keys | None:
 
 
 def _add_pages(app: FastAPI) -> None:
-    """Show the interface at `/docs`, from files that are here: a browser needs nothing of the internet for it."""
+    """Show the dashboard at `/ui` and the interface at `/docs`; a browser needs nothing of the internet for either."""
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title=app.title,
@@ -112,4 +113,10 @@ def _add_pages(app: FastAPI) -> None:
         return page
 
     app.add_route("/docs", docs, methods=["GET"], include_in_schema=False)
+
+    async def show(_: Request) -> Response:
+        return FileResponse(ui.FILES / "index.html")
+
+    app.add_route("/ui", show, methods=["GET"], include_in_schema=False)
+    app.mount("/ui", StaticFiles(directory=ui.FILES))
     app.mount("/docs", StaticFiles(directory=Path(fastapi_offline.__file__).with_name("static")))

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from acclimate_service import ui
 from acclimate_service.errors import Problem
 from acclimate_service.http import problems
 from acclimate_service.keys import STRANGER, Caller
@@ -32,7 +33,8 @@ _SAFE: Final = (
 )
 """Headers of every reply: it is nobody's page, and nobody keeps it or takes it for something else."""
 _NO_PAGE: Final = (*_SAFE, (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"))
-"""Those of all replies but the one page that there is."""
+"""Those of all replies but the pages."""
+_PAGES: Final = {"/docs": _SAFE, "/ui": (*_SAFE, (b"content-security-policy", ui.POLICY.encode()))}
 _FAILED: Final = 500
 """From this status on, it was the service that failed."""
 _PROBES: Final = "/ready"
@@ -97,7 +99,7 @@ class RequestMiddleware:
             scope = {**scope, "path": scope["path"].removeprefix(self._root_path)}
         status: int | None = None
         spent: dict[str, float] = {}
-        safe = _SAFE if scope["path"] == "/docs" else _NO_PAGE
+        safe = _PAGES.get(scope["path"], _NO_PAGE)
         began = time.monotonic()
 
         async def send_with_id(message: Message) -> None:

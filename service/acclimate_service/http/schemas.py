@@ -296,6 +296,11 @@ class ListedClient(Document):
     version: Count
     bytes: Annotated[int, Field(ge=0, description="Of the newest complete copy of its state.")]
     changed_at: Annotated[datetime | None, Field(description="Its last change, of which batches are the most.")]
+    labelled: Annotated[Count | None, Field(description="Rows with a label.")]
+    gain: Annotated[
+        Annotated[float, Field(ge=-1, le=1)] | None,
+        Field(description="Wins less losses, of these rows: what adapting it brings in accuracy; null without labels."),
+    ]
     verdict: Annotated[
         Verdict | None,
         Field(description="What its labels show; null where nobody compares, or not under this version."),

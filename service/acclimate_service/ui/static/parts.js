@@ -1,0 +1,56 @@
+// What several pages are made of.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+
+export const VERDICTS = { trusted: "✓ trusted", undecided: "– undecided", harmful: "✕ harmful" };
+export const percent = (share, digits = 1) => (share == null ? "–" : `${(100 * share).toFixed(digits)} %`);
+export const points = (gain) => (gain == null ? "–" : `${gain > 0 ? "+" : ""}${(100 * gain).toFixed(1)}`);
+export const number = (value) =>
+  value == null ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+export const time = (at) => (at ? new Date(at).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" }) : "–");
+
+export const Verdict = ({ of }) => html`<span class="verdict ${of ?? ""}">${VERDICTS[of] ?? "–"}</span>`;
+
+// Asks now and every so many seconds; what there is stays until there is news, so that nothing flickers.
+export const usePolling = (ask, seconds, watched) => {
+  const [found, setFound] = useState({});
+  useEffect(() => {
+    let gone = false, timer;
+    const look = async () => {
+      const news = await ask().then((value) => ({ value }), (error) => ({ error }));
+      if (gone) return;
+      setFound((before) => ({ ...before, error: undefined, ...news }));
+      timer = setTimeout(look, 1000 * seconds);
+    };
+    look();
+    return () => { gone = true; clearTimeout(timer); };
+  }, watched);
+  return found;
+};
+
+export const Failure = ({ of }) => of && html`<p class="failure" role="alert">${of.message}</p>`;
+
+// A question before something is done; the dialog keeps the focus, and Escape means no.
+export const Question = ({ title, children, yes, onYes, onNo }) => {
+  const dialog = useRef();
+  const [failure, setFailure] = useState();
+  const [busy, setBusy] = useState(false);
+  useEffect(() => dialog.current.showModal(), []);
+  const submit = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    await onYes(new FormData(event.target)).catch(setFailure);
+    setBusy(false);
+  };
+  return html`<dialog ref=${dialog} onClose=${onNo} aria-labelledby="question">
+    <form onSubmit=${submit}>
+      <h2 id="question">${title}</h2>
+      ${children}
+      <${Failure} of=${failure} />
+      <div class="buttons">
+        <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
+        <button class="do" disabled=${busy}>${yes}</button>
+      </div>
+    </form>
+  </dialog>`;
+};
