@@ -1,10 +1,12 @@
 """How routes are added and described in `/openapi.json`: the framework sees no body, header or reply."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, FastAPI, Path
 from fastapi.openapi.utils import get_openapi
+from pydantic import AwareDatetime, BeforeValidator
 from starlette.responses import Response
 
 from acclimate_service.http import schemas
@@ -15,6 +17,17 @@ Content = Mapping[str, Any]
 ClientId = Annotated[
     str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9][A-Za-z0-9._~-]*$", "maxLength": 128})  # checked elsewhere
 ]
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ]")
+
+
+def _require_date(text: str) -> str:
+    if not _DATE.match(text):
+        raise ValueError("it is a time such as 2026-11-28T16:00:00Z")
+    return text
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_require_date)]
+"""Of RFC 3339; pydantic would take a number for seconds."""
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 EVENTS: Final = "text/event-stream"

@@ -53,6 +53,8 @@ def ask(house, stream):
         },
         "GET /clients/{client_id}": dict,
         "GET /clients/{client_id}/asks": dict,
+        "GET /clients/{client_id}/timeline": dict,
+        "GET /clients/{client_id}/timeline/live": dict,
         "GET /clients/{client_id}/state": dict,
         "PUT /clients/{client_id}": lambda: {"json": {"adapter": "fedcal"}},
         "DELETE /clients/{client_id}": dict,
@@ -80,9 +82,9 @@ def calls(house, monkeypatch):
         asked.append((script.name, " ".join(keys)))
         return await run(wire, script, keys, *args)
 
-    async def recording_read(wire, *command):
+    async def recording_read(wire, *command, **options):
         asked.append((str(command[0]), " ".join(map(str, command[1:]))))
-        return await read(wire, *command)
+        return await read(wire, *command, **options)
 
     monkeypatch.setattr(Wire, "run", recording_run)
     monkeypatch.setattr(Wire, "read", recording_read)
@@ -187,7 +189,8 @@ def test_clients_are_named_to_their_tenant_as_it_names_them(house, ask):
     assert predicted.json()["client_id"] == "named"
     assert ask("one", "GET", "/clients/{client_id}", "named").json()["client_id"] == "named"
     for method, path in ROUTES:
-        assert "one/" not in ask("one", method, path, "nameless").text
+        if not path.endswith("/live"):  # which does not end
+            assert "one/" not in ask("one", method, path, "nameless").text
 
 
 def test_what_all_may_ask_names_nobody(house, ask):

@@ -1,12 +1,10 @@
 """Clients: list them, look at one, choose its adapter, export and import its state, reset it, remove it."""
 
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime, BeforeValidator
 from starlette.responses import Response
 
 from acclimate_adapters import ConfigurationError
@@ -17,7 +15,7 @@ from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
 from acclimate_service.http import schemas
 from acclimate_service.http.context import Intake, RequestContext, json
-from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, add_route, bytes_of, json_of
+from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, Time, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
 from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Verdict, Version
 from acclimate_service.state import StaleCursor
@@ -31,17 +29,6 @@ _PAGE: Final = 100
 _FILTERS: Final = ("adapter", "active_since", "verdict")
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 _ADAPTATION = {"running": False, "paused": True}
-_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ]")
-
-
-def _require_date(text: str) -> str:
-    if not _DATE.match(text):
-        raise ValueError("it is a time such as 2026-11-28T16:00:00Z")
-    return text
-
-
-Time: TypeAlias = Annotated[AwareDatetime, BeforeValidator(_require_date)]
-"""Of RFC 3339; pydantic would take a number for seconds."""
 
 
 class ClientRoutes:

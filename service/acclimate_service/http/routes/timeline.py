@@ -6,12 +6,11 @@ from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime
 from starlette.responses import Response, StreamingResponse
 
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, json
-from acclimate_service.http.openapi import ClientId, add_route, events_of, json_of
+from acclimate_service.http.openapi import ClientId, Time, add_route, events_of, json_of
 from acclimate_service.http.schemas import Timeline, TimelinePoint
 from acclimate_service.state import StateError
 
@@ -30,7 +29,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     async def timeline(
         request: Request,
         client_id: ClientId,
-        since: AwareDatetime | None = None,
+        since: Time | None = None,
         resolution: Annotated[float, Query(ge=0, le=LONGEST_RESOLUTION_S)] = 0,
     ) -> Response:
         """What became of a client, the oldest first: the older, the more batches a point is the mean of."""
