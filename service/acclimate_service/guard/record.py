@@ -103,7 +103,11 @@ class Record:
         """
         digest = _digest(request_id)
         new = np.array([frozen, adapted, [_UNTOLD] * len(frozen), *zip(*by_arm, strict=True)], np.int16)
-        batches, rows = self._surplus(len(frozen))
+        batches = rows = 0  # that have to go
+        for _, size in _BATCH.iter_unpack(self.batches):
+            if self.rows.shape[1] - rows + len(frozen) <= ROWS:
+                break
+            batches, rows = batches + 1, rows + size
         kept = self.rows[:, rows:]
         if len(kept) != len(new):
             height = max(len(kept), len(new))
@@ -246,15 +250,6 @@ class Record:
         answering: Answer = "frozen" if flags & 1 else "adapted"
         counts = Counts(*numbers) if kinds is None else Counts.of_kinds(kinds)
         return cls(batches, rows, counts, answering, born, questions, unspent)
-
-    def _surplus(self, coming: int) -> tuple[int, int]:
-        """How many batches, and rows in them, have to go before so many rows come."""
-        batches = rows = 0
-        for _, size in _BATCH.iter_unpack(self.batches):
-            if self.rows.shape[1] - rows + coming <= ROWS:
-                break
-            batches, rows = batches + 1, rows + size
-        return batches, rows
 
 
 def most_asked(share: float) -> float:
