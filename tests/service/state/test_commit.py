@@ -229,3 +229,10 @@ async def test_an_upload_that_lost_a_chunk_is_incomplete(make_driver, link, admi
     fault.released.set()
     assert await commit == Incomplete(committed=False)
     assert (await driver.load()).life == ""
+
+
+async def test_a_choice_is_noted_only_of_a_client_that_still_has_the_configuration(driver):
+    await driver.committed()
+    for config, chosen in (("another", ""), ('{"adapter":"atp"}', '{"adapter":"atp"}')):
+        await driver.store.note_choice(driver.client, driver.model, config)
+        assert (await driver.store.describe(driver.client, driver.model)).chosen == chosen
