@@ -326,7 +326,7 @@ def _multiply(replica, count):
 
 
 def test_pictures_of_the_documents(page, fleet):
-    """Drawn anew where they are there; that they show the present page is for people to see."""
+    """The pages that they show can be drawn, and the pictures are there; whether they are alike people have to see."""
     replica, _ = fleet
     for place, there, name in (("", "tbody a", "dashboard-fleet"), ("clients/prior", ".heat", "dashboard-client")):
         opened(page, replica, place).wait_for_selector(there)
