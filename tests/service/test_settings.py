@@ -114,7 +114,7 @@ def test_models_are_listed_shown_and_verified(capsys, monkeypatch, request, argu
     assert says in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("arguments", [[], ["nope"], ["serve", "--port", "1"]])
+@pytest.mark.parametrize("arguments", [[], ["nope"], ["serve", "--speed", "1"]])
 def test_a_wrong_command_line_is_status_2_with_its_usage(capsys, arguments):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
