@@ -69,6 +69,6 @@ def test_the_reference_says_of_every_route_what_its_key_must_be_good_for() -> No
                 told[f"{method} {path.replace('...', '/clients/{client_id}')}"] = need
             if not verbs:  # another path of the method before it
                 told[f"{method} {path.replace('...', '/clients/{client_id}')}"] = need
-    pages = {"GET /docs", "GET /openapi.json"}
+    pages = {"GET /docs", "GET /openapi.json", "GET /ui"}
     needs = {name: need for name, need in NEEDS.items() if "/versions/" not in name}
     assert told == {**dict.fromkeys(pages, "anybody"), **needs}

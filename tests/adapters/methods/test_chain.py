@@ -90,7 +90,8 @@ def test_layout_changes_with_the_layout_of_either_part(part: type[Adapter], monk
 
 def test_chain_needs_what_its_parts_need() -> None:
     assert create("atp+bbse").needs == {"gradients", "rates", "confusion", "prior"}
-    assert create("atp+fedcal", fedcal={"estimator": "fm"}).needs == {"gradients", "rates", "prototypes", "prior"}
+    by_features = {"gradients", "rates", "classifier", "prototypes", "prior"}
+    assert create("atp+fedcal", fedcal={"estimator": "fm"}).needs == by_features
 
 
 def test_hyperparameters_reach_their_part() -> None:
