@@ -77,7 +77,7 @@ def test_a_listener_that_refuses_newcomers_still_has_those_who_were_there(family
                 listener.accept()
 
 
-@pytest.mark.parametrize("busy_at", [{"accept"}, {"connection_made"}, {"accept", "connection_made"}], ids=str)
+@pytest.mark.parametrize("busy_at", [("accept",), ("connection_made",), ("accept", "connection_made")], ids=str)
 def test_whoever_is_accepted_by_a_busy_loop_is_read_from_before_it_ends(busy_at):
     """The loop is held up for longer than a round of waiting, before it accepts or before it reads."""
 
