@@ -6,6 +6,7 @@ from acclimate_client import LabelledRow
 
 TIMES = [100, pytest.param(3000, marks=pytest.mark.slow)]
 REQUESTS = (b"i", b"x", b"a", b"y")  # what remembers requests: it is bounded by their number and their time
+TIMELINE = b"t"  # each change is a point of it, and they are thinned out
 
 
 def stored(replica):
@@ -17,7 +18,7 @@ def stored(replica):
 
 
 def without_requests(found):
-    return {key: sizes for key, sizes in found.items() if key.rpartition(b":")[2] not in REQUESTS}
+    return {key: sizes for key, sizes in found.items() if key.rpartition(b":")[2] not in (*REQUESTS, TIMELINE)}
 
 
 def labelled_batch(sdk, images):
@@ -63,5 +64,6 @@ def test_what_is_configured_anew_each_time_leaves_no_more_than_a_few_times_did(l
     assert {key: fields for key, (fields, _) in many.items()} == {key: fields for key, (fields, _) in few.items()}
     assert sum(size for _, size in many.values()) <= 1.1 * sum(size for _, size in few.values())
     requests = {key.rpartition(b":")[2]: fields for key, (fields, _) in found[1].items()}
+    assert requests[TIMELINE] <= 400, "as of a timeline of any length"
     assert requests[b"i"] == requests[b"x"] == times + 9, "each is remembered once, for its time"
     assert requests[b"a"] == requests[b"y"] <= 9, "and has no answer of its own"
