@@ -57,6 +57,16 @@ async def test_a_read_extends_a_state_past_half_of_its_life_only(driver, admin: 
     assert await admin.pttl(head) > Limits().state_ttl_ms - 2000
 
 
+async def test_a_read_that_names_a_snapshot_of_an_earlier_version_extends_a_state_without_one(driver, admin: Redis):
+    """As a replica does that was the last to hear of a change: the state lies in the head by now."""
+    await driver.committed()
+    head = driver.client.head(driver.model)
+    await admin.pexpire(head, Limits().state_ttl_ms // 2 - 1)
+    assert (await driver.load(sid="0" * 16)).touched
+    assert await admin.pttl(head) > Limits().state_ttl_ms - 2000
+    assert not await admin.exists(driver.client.snapshot(driver.model, "0" * 16))
+
+
 async def test_reading_a_snapshot_extends_it_first(make_driver, admin: Redis):
     driver = make_driver(**LARGE)
     committed = await driver.committed(state=b"1" * 500)

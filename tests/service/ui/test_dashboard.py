@@ -173,6 +173,7 @@ def test_every_action_asks_first_and_works(page, fleet):
     opened(page, replica, "clients/well")
     version = client.get("well").state.version
     page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("dialog").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
     assert client.get("well").adaptation == "running"

@@ -263,7 +263,7 @@ APPEND_TAG = Profile(edits=(Edit("append", "if tag ~= basis_tag then return conf
 LISTED = Profile(patches=(Patch(Replay, "_of_one_history", flows.of_any_history),))
 FETCHED = Profile(patches=(Patch(Entries, "fetch", flows.fetch_any),))
 FLIP_TAG = Profile(edits=_FLIP_CHECKS[-1:])
-RULE_T = Profile(edits=(Edit("load", "redis.call('HGET', keys.head, 'snap') == sid and "),))
+RULE_T = Profile(edits=(Edit("load", "(snap == sid or snap == '') and "),))
 LIFE = Profile(
     edits=(Edit("commit", "local refusal = refuse_life(registry, ask.life, keys.head)\n", "local refusal\n"),)
 )

@@ -61,7 +61,7 @@ local function extend_scope(keys, state_ttl)
   redis.call('PEXPIRE', keys.head, whole(state_ttl))
   local parts_ttl = whole(state_ttl * 1.5)
   redis.call('PEXPIRE', keys.journal, parts_ttl)
-  redis.call('PEXPIRE', keys.snapshot, parts_ttl)
+  if keys.snapshot then redis.call('PEXPIRE', keys.snapshot, parts_ttl) end
   redis.call('PEXPIRE', keys.registry, parts_ttl)
   if keys.timeline then redis.call('PEXPIRE', keys.timeline, parts_ttl) end
 end

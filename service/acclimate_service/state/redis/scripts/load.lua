@@ -1,5 +1,6 @@
 -- Everything one client has in one model scope, in one read, and who writes its journal. Extends its TTLs only while
--- it has every key of the scope, the live snapshot included: a head extended alone would outlive its snapshot.
+-- it has every key of the scope, the live snapshot included: a head extended alone would outlive its snapshot. Where no
+-- snapshot is live, the one that is named is of an earlier version, and there is nothing else that it would outlive.
 
 local rid, sid, model = ARGV[1], ARGV[2], ARGV[4]
 local state_ttl = tonumber(ARGV[3])
@@ -7,7 +8,9 @@ local keys = {registry = KEYS[1], head = KEYS[4], journal = KEYS[5], snapshot = 
 
 local registry = registry_at(keys.registry)
 local touched = '0'
-if redis.call('HGET', keys.head, 'snap') == sid and redis.call('PTTL', keys.head) < state_ttl / 2 then
+local snap = redis.call('HGET', keys.head, 'snap')
+if (snap == sid or snap == '') and redis.call('PTTL', keys.head) < state_ttl / 2 then
+  if snap == '' then keys.snapshot = nil end
   extend_scope(keys, state_ttl)
   touched = '1'
 end
