@@ -259,7 +259,7 @@ class Journal:
         keys = (client.registry, client.markers, client.answers, client.answer_times, *client.noted(model))
         kept = answer if len(answer) <= self._limits.answer_max else b""
         limits = self._limits
-        noted = (note.replica, note.point, limits.timeline_points, limits.state_ttl_ms)
+        noted = (note.replica, note.point, limits.timeline_points)
         args = (rid, tag, kept, limits.key_ttl_ms, limits.answer_bytes, *noted)
         return answer_outcome(await self._wire.run(ANSWER, keys, args))
 

@@ -148,6 +148,24 @@ async def test_it_lives_as_long_as_the_state_and_begins_anew_with_it(make_replic
     assert await versions(replica) == [1]
 
 
+async def test_it_lives_no_longer_than_what_a_delete_finds_it_by(make_replica, admin, monkeypatch):
+    """Half a life passes between a batch and its answer, which notes it."""
+    replica = make_replica(LARGE, policy=NOTED)
+    run = replica.store._wire.run
+
+    async def age_before_the_answer(script, keys, args):
+        if script.name == "answer":
+            await admin.pexpire(replica.client.registry, 60_000)
+        return await run(script, keys, args)
+
+    await replica.apply(b"1")
+    await replica.settled()
+    monkeypatch.setattr(replica.store._wire, "run", age_before_the_answer)
+    await replica.apply(b"2")
+    assert await versions(replica) == [1, 2]
+    assert 0 < await admin.pttl(replica.client.timeline(replica.model)) <= 60_000
+
+
 async def test_a_list_that_is_never_thinned_out_has_a_last_bound(make_replica, monkeypatch):
     replica = make_replica(policy=NOTED, timeline_points=5)
     for payload in range(8):

@@ -6,7 +6,7 @@ local keys = {
 }
 local rid, tag, answer = unpack(ARGV, 1, 3)
 local key_ttl, answer_bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
-local replica, point, points, state_ttl = ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
+local replica, point, points = ARGV[6], ARGV[7], tonumber(ARGV[8])
 
 local marker = redis.call('HGET', keys.markers, rid)
 local seq, marked_tag, life = string.match(marker or '', '^.-|.-|(.-)|(.-)|(.-)$')
@@ -18,7 +18,7 @@ if not stored then
   store_answer(keys, rid, answer, now, key_ttl, answer_bytes)
   if redis.call('EXISTS', keys.head) == 1 then -- of one that has expired, nothing is to begin anew
     note(keys, seq, replica, point, now, points)
-    redis.call('PEXPIRE', keys.timeline, whole(state_ttl * 1.5))
+    redis.call('PEXPIRE', keys.timeline, redis.call('PTTL', keys.registry)) -- by which DELETE finds it
   end
 end
 return {'OK', stored}
