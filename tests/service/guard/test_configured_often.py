@@ -29,7 +29,8 @@ def labelled_batch(sdk, images):
 @pytest.fixture
 def labelled(make_replica, stream):
     """A client with an adapter of its choice, a batch and a label."""
-    replica, (images,) = make_replica(keep_snapshots=0, inline_max=10**8), stream(0, 1)
+    replica = make_replica(keep_snapshots=0, inline_max=10**8, ask_budget=0)  # questions come by lots
+    (images,) = stream(0, 1)
     with replica.sdk() as sdk:
         sdk.configure("cam", "atp", mode="online")
         labelled_batch(sdk, images)
