@@ -26,7 +26,7 @@ def house(run_service, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tenants")
     made = {tenant: create(tenant, SCOPES) for tenant in ("one", "two")}
     (folder / "keys").write_text("\n".join(line for _, line in made.values()))
-    common = {"adapter": "fedthe", "data_dir": folder / "data", "round_interval_s": 10_000}
+    common = {"adapter": "fedthe", "data_dir": folder / "data", "round_interval_s": 10_000, "ask_budget": 0}  # no lots
     with run_service(**common, keys_file=folder / "keys") as replica:
         headers = {tenant: {"Authorization": f"Bearer {key}"} for tenant, (key, _) in made.items()}
         yield SimpleNamespace(replica=replica, http=replica.http, headers=headers)
