@@ -112,6 +112,22 @@ class Failing:
         return Step(model.frozen(model.batch(x)).logits, state.next())
 
 
+@dataclass(frozen=True, slots=True)
+class Contrary:
+    """Says the class after the one that the frozen model sees."""
+
+    name: ClassVar[str] = "contrary"
+    layout: ClassVar[int] = 1
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def init(self, model: FrozenModel) -> State:
+        return State(self.name, self.layout, model.content_hash)
+
+    def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
+        frozen = model.frozen(model.batch(x)).logits
+        return Step(frozen.roll(1, dims=-1), state.next(), {"entropy": 0.0}, frozen)
+
+
 @dataclass(frozen=True)
 class Replica:
     """A running service."""
@@ -260,6 +276,12 @@ def _shipped_bundles_are_loaded_once() -> Iterator[None]:
         patch.setattr(models, "_load_bundle", load_once)
         patch.setattr(Prices, "measured", price_once)
         yield
+
+
+@pytest.fixture
+def contrary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter `contrary`, which is always wrong where the frozen model is right."""
+    monkeypatch.setitem(ADAPTERS, "contrary", Contrary)
 
 
 @pytest.fixture

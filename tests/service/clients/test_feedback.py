@@ -1,38 +1,14 @@
 """Labels told after the answer, and what they make of the answers that follow."""
 
 import time
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from acclimate_adapters import ADAPTERS, State, Step
 from acclimate_client import LabelledRow
 from acclimate_client.errors import ClientUnknownError, GuardOffError, InvalidFeedbackError
 from acclimate_service.cli import main
 from acclimate_service.guard.fleet import REFRESH_S
-
-
-@dataclass(frozen=True, slots=True)
-class Contrary:
-    """Says the class after the one that the frozen model sees."""
-
-    name: ClassVar[str] = "contrary"
-    layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def init(self, model):
-        return State(self.name, self.layout, model.content_hash)
-
-    def step(self, model, state, x):
-        frozen = model.frozen(model.batch(x)).logits
-        return Step(frozen.roll(1, dims=-1), state.next(), {"entropy": 0.0}, frozen)
-
-
-@pytest.fixture
-def contrary(monkeypatch):
-    monkeypatch.setitem(ADAPTERS, "contrary", Contrary)
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from acclimate_adapters import ADAPTERS, State, Step
 from acclimate_client import LabelledRow
 from acclimate_service.clients import webhook
 from acclimate_service.clients.webhook import TRIES, Webhook
@@ -21,22 +19,6 @@ from acclimate_service.metrics import Metrics
 from acclimate_service.state import ClientScope
 
 MODEL = {"name": "fashion-cnn", "version": "1"}
-
-
-@dataclass(frozen=True, slots=True)
-class Contrary:
-    """Says the class after the one that the frozen model sees."""
-
-    name: ClassVar[str] = "contrary"
-    layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def init(self, model):
-        return State(self.name, self.layout, model.content_hash)
-
-    def step(self, model, state, x):
-        frozen = model.frozen(model.batch(x)).logits
-        return Step(frozen.roll(1, dims=-1), state.next(), {"entropy": 0.0}, frozen)
 
 
 class Receiver(ThreadingHTTPServer):
@@ -87,8 +69,9 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-def test_a_client_that_turns_harmful_is_told_once_and_signed(make_replica, receiver, serial, stream, monkeypatch):
-    monkeypatch.setitem(ADAPTERS, "contrary", Contrary)
+def test_a_client_that_turns_harmful_is_told_once_and_signed(
+    make_replica, receiver, serial, stream, monkeypatch, contrary
+):
     replica = make_replica(adapter="contrary", webhook_url=receiver.url, secret="shared")
     batches = stream(0, 4)
     with replica.sdk() as sdk:

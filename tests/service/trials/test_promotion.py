@@ -2,13 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from acclimate_adapters import ADAPTERS, State, Step
 from acclimate_client import LabelledRow
 from acclimate_service.guard.evidence import Counts, verdict
 from acclimate_service.settings import SettingsError
@@ -16,26 +13,9 @@ from acclimate_service.settings import SettingsError
 BATCH = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Contrary:
-    """Says the class after the one that the frozen model sees."""
-
-    name: ClassVar[str] = "contrary"
-    layout: ClassVar[int] = 1
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def init(self, model):
-        return State(self.name, self.layout, model.content_hash)
-
-    def step(self, model, state, x):
-        frozen = model.frozen(model.batch(x)).logits
-        return Step(frozen.roll(1, dims=-1), state.next(), {"entropy": 0.0}, frozen)
-
-
 @pytest.fixture
-def switching(make_replica, monkeypatch):
+def switching(make_replica, contrary):
     """A service that serves the frozen model and tries an adapter that says something else for every row."""
-    monkeypatch.setitem(ADAPTERS, "contrary", Contrary)
     settings = {
         "adapter": "none",
         "candidates": ("contrary",),
