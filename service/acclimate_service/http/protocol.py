@@ -113,12 +113,13 @@ class Http1(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if len(data) >= PIECE_BYTES and (rest_s := _uploads.rest_s(self._address, len(data))):
             cast(JoiningTransport, self.transport).rest(rest_s)
-        while data:
+        start = 0
+        while start < len(data):
             if self._parting is not None or self.transport.is_closing():
                 return
-            at_once = MAX_HEAD_BYTES if self._open and not self._in_head else _HEAD_PIECE
-            self._feed(data[:at_once])
-            data = data[at_once:]
+            end = start + (MAX_HEAD_BYTES if self._open and not self._in_head else _HEAD_PIECE)
+            self._feed(data[start:end])
+            start = end
         self._watch_head()
 
     def _feed(self, data: bytes) -> None:
