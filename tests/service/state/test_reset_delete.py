@@ -168,6 +168,24 @@ async def test_a_delete_meeting_a_new_upload_tries_again(make_driver, link, admi
     assert not await admin.keys("*:s:*")
 
 
+async def test_a_delete_meeting_an_upload_in_place_of_one_that_expired_tries_again(make_driver, link, admin: Redis):
+    """As many uploads as the delete has read, but another one: counting them is not enough."""
+    driver, slow = make_driver(**LARGE), make_driver(url=link.url, **LARGE)
+    brief = make_driver(**LARGE, upload_ttl_ms=1)
+    committed = await driver.committed()
+    await brief.store.journal.upload(driver.client, driver.model, committed.basis, "atp", b"1" * 500)
+    fault = link.fault("stall", committed.life)
+    deletion = asyncio.create_task(slow.store.delete(driver.client))
+    await fault.caught.wait()
+    await asyncio.sleep(0.002)
+    await driver.store.journal.upload(driver.client, driver.model, committed.basis, "atp", b"2" * 500)
+    uploads = [name for name in await admin.hkeys(driver.client.registry) if name.startswith(b"u:")]
+    assert len(uploads) == 1
+    fault.released.set()
+    assert await deletion == Deleted(existed=True)
+    assert not await admin.keys("*:s:*")
+
+
 async def test_the_registry_names_an_upload_until_it_is_the_snapshot_or_has_expired(make_driver, admin: Redis):
     driver, brief = make_driver(**LARGE), make_driver(**LARGE, upload_ttl_ms=1)
     client, model = driver.client, driver.model
