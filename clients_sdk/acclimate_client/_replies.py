@@ -343,6 +343,7 @@ def _stored_state(fields: Json) -> StoredState:
         tier=_typed(str, fields["tier"]),
         durability=_typed(str, fields.get("durability", "unknown")),
         base=_optional(int, fields.get("base")),
+        base_bytes=_optional(int, fields.get("base_bytes")),
         journal_entries=_optional(int, fields.get("journal_entries")),
         journal_bytes=_optional(int, fields.get("journal_bytes")),
         owner=_optional(str, fields.get("owner")),

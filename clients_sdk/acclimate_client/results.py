@@ -110,9 +110,10 @@ class StoredState:
     Attributes:
         version: Number of changes applied so far.
         status, durability: As in `StateInfo`.
-        bytes: Size of the state.
+        bytes: Memory of Redis that the client takes: its state, journal, earlier states, timeline and answers.
         tier: Where it was found, e.g. the replica's memory or Redis.
         base: Version that Redis holds whole; the journal leads from there to `version`. None if not said.
+        base_bytes: Size of that copy, 0 where there is none yet; None if not said.
         journal_entries: Batches in the journal; None if not said.
         journal_bytes: Size of the journal; None if not said.
         owner: Replica that writes the journal now, None if none does or it is not said.
@@ -126,6 +127,7 @@ class StoredState:
     tier: str
     durability: str = "unknown"
     base: int | None = None
+    base_bytes: int | None = None
     journal_entries: int | None = None
     journal_bytes: int | None = None
     owner: str | None = None
@@ -161,7 +163,7 @@ class ListedClient:
         hyperparameters: Those that differ from their defaults.
         adaptation: As in `StateInfo`.
         version: Number of changes applied to its state so far.
-        bytes: Size of the newest complete copy of its state.
+        bytes: Memory of Redis that it takes.
         changed_at: Its last change, in UTC; None if that was not noted.
         verdict: What its labels show: trusted, undecided or harmful; None if the server does not know.
         labelled: Images with a label; None if the server does not know.

@@ -331,7 +331,7 @@ def test_inline_max(journal):
 def test_state_budget(off):
     held = off[0].service.sessions._sessions["first"].memory.held
     exact = sum(each.nbytes for each in held.state.state.tensors.values())
-    assert off[0].http.get("/clients/first").json()["state"]["bytes"] <= exact / 4 + 10_000
+    assert off[0].http.get("/clients/first").json()["state"]["base_bytes"] <= exact / 4 + 10_000
 
 
 def test_replicas_to_wait(journal):

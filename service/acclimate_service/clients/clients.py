@@ -101,7 +101,8 @@ class Clients:
         session = self._sessions.peek(client)
         held = session.memory.held if session else None
         in_memory = held is not None and held.seq == stored.seq
-        return Described(stored.config, stored.paused, _describe(stored, in_memory))
+        nbytes = await self._replies.footprint(client)
+        return Described(stored.config, stored.paused, _describe(stored, in_memory, nbytes))
 
     async def configure(self, request: ClientRequest, wanted: Wanted) -> Reply:
         """Give a client another adapter, under which it restarts, and pause it or go on; what it has already stays.
@@ -286,13 +287,14 @@ def _no_client(client: ClientScope) -> ClientUnknown:
     return ClientUnknown(f"there is no client {client.name!r}; it begins with its first batch")
 
 
-def _describe(stored: Description, in_memory: bool) -> Mapping[str, Any]:
+def _describe(stored: Description, in_memory: bool, nbytes: int) -> Mapping[str, Any]:
     return {
         "version": stored.seq,
         "status": "reset" if stored.length == 0 and stored.base == stored.seq else "warm" if in_memory else "restored",
-        "bytes": stored.length,
+        "bytes": nbytes,
         "tier": "memory" if in_memory else "redis",
         "base": stored.base,
+        "base_bytes": stored.length,
         "journal_entries": stored.journal_entries,
         "journal_bytes": stored.journal_bytes,
         "owner": stored.owner.partition("~")[0] or None,

@@ -215,6 +215,10 @@ class Replies:
         """What is stored of a client, but for the state itself; None if there is none."""
         return await self._store.describe(client, self._model)
 
+    async def footprint(self, client: ClientScope) -> int:
+        """Bytes of Redis's memory that a client takes; raises StateError."""
+        return await self._store.footprint(client, self._model)
+
     async def note_choice(self, client: ClientScope, configuration: str) -> None:
         """Note that a client's configuration was chosen for it, which it has already; raises StateError."""
         await self._store.note_choice(client, self._model, configuration)

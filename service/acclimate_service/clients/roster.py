@@ -97,7 +97,7 @@ class Roster:
             **self._configurations.describe(listed.config),
             "adaptation": adaptation(listed.paused),
             "version": listed.seq,
-            "bytes": listed.length,
+            "bytes": await self._listing.footprint(listed),
             "changed_at": None if listed.changed_ms is None else rfc3339(listed.changed_ms / 1000),
             "labelled": None if counts is None else counts.labelled,
             "gain": (counts.wins - counts.losses) / counts.labelled if counts and counts.labelled else None,

@@ -263,9 +263,10 @@ class StoredState(Document):
 
     version: Count
     status: Literal["reset", "warm", "restored"]
-    bytes: Count
+    bytes: Annotated[int, Field(ge=0, description="Of Redis's memory that the client takes, as Redis counts it.")]
     tier: Literal["memory", "redis"]
-    base: Count
+    base: Annotated[int, Field(ge=0, description="Version of the newest complete copy.")]
+    base_bytes: Annotated[int, Field(ge=0, description="Of that copy; 0 where there is none yet.")]
     journal_entries: Count
     journal_bytes: Count
     owner: str | None
@@ -294,7 +295,7 @@ class ListedClient(Document):
     hyperparameters: dict[str, Any]
     adaptation: Adaptation
     version: Count
-    bytes: Annotated[int, Field(ge=0, description="Of the newest complete copy of its state.")]
+    bytes: Annotated[int, Field(ge=0, description="Of Redis's memory that it takes, as Redis counts it.")]
     changed_at: Annotated[datetime | None, Field(description="Its last change, of which batches are the most.")]
     labelled: Annotated[Count | None, Field(description="Rows with a label.")]
     gain: Annotated[

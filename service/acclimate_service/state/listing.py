@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
+from acclimate_service.state.footprint import footprint
 from acclimate_service.state.redis.keys import ClientScope, check_model
 from acclimate_service.state.redis.link import Target
 from acclimate_service.state.redis.wire import Wire
 
 _CURSOR: Final = re.compile(r"([0-9a-f]{16})\.([0-9]{1,4})\.([0-9]{1,20})")
-_FIELDS: Final = ("seq", "cfg", "len", "paused", "on", "at")
+_FIELDS: Final = ("seq", "cfg", "snap", "paused", "on", "at")
 
 
 class StaleCursor(Exception):
@@ -31,7 +32,7 @@ class Listed:
         client: who.
         seq: version.
         config: adapter and hyper-parameters.
-        length: bytes of the newest complete state.
+        sid: id of its live snapshot, empty if there is none.
         paused: whether its batches are answered and not folded in.
         changed_ms: Unix time of its last change; None of a state that was stored when that was not noted.
     """
@@ -39,7 +40,7 @@ class Listed:
     client: ClientScope
     seq: int
     config: str
-    length: int
+    sid: str
     paused: bool
     changed_ms: int | None
 
@@ -120,6 +121,10 @@ class Listing:
         rows = await asyncio.gather(*(self._wire.read("HMGET", each.head(self._model), *_FIELDS) for each in clients))
         return [_listed(client, row) for client, row in zip(clients, rows, strict=True) if row[0] is not None]
 
+    async def footprint(self, listed: Listed) -> int:
+        """Bytes of Redis's memory that a client takes."""
+        return await footprint(self._wire, listed.client, self._model, listed.sid)
+
     async def _run_id(self, server: Target) -> bytes:
         """What a server calls itself from one start to the next; SCAN's cursors are of no use beyond."""
         told: bytes = await self._wire.read("INFO", "server", at=server)
@@ -127,13 +132,13 @@ class Listing:
 
 
 def _listed(client: ClientScope, row: Sequence[bytes | None]) -> Listed:
-    seq, config, length, paused, changed, stored = row
+    seq, config, sid, paused, changed, stored = row
     when = changed or stored
     return Listed(
         client=client,
         seq=int(seq or 0),
         config=(config or b"").decode(),
-        length=int(length or 0),
+        sid=(sid or b"").decode(),
         paused=paused == b"1",
         changed_ms=None if when is None else int(when),
     )

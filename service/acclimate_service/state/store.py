@@ -10,6 +10,7 @@ from acclimate_service.state.contract import Change
 from acclimate_service.state.encoding import hashing, seal, unseal_pieces
 from acclimate_service.state.entries import Entries
 from acclimate_service.state.errors import Doubt, StateCorrupt
+from acclimate_service.state.footprint import footprint
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.records import (
@@ -317,6 +318,10 @@ class StateStore:
         """What is stored of a client, without reading the state or extending its life. None: there is none."""
         keys = (client.head(model), client.lease(model), client.kept(model)[0], client.registry)
         return description(await self._wire.run(DESCRIBE, keys, ()))
+
+    async def footprint(self, client: ClientScope, model: str) -> int:
+        """Bytes of Redis's memory that a client takes."""
+        return await footprint(self._wire, client, model)
 
     async def note_choice(self, client: ClientScope, model: str, config: str) -> None:
         """Note that a configuration which a client has already was chosen for it, as `Description.chosen` says."""

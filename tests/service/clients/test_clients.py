@@ -49,7 +49,7 @@ def test_large_states_are_stored_in_chunks_and_small_ones_in_their_head(make_rep
     with replica.sdk() as sdk:
         for images in stream(0, 3):
             sdk.predict("cam", images)
-        size = sdk.get("cam").state.bytes
+        size = sdk.get("cam").state.base_bytes
     assert (size > replica.service.settings.inline_max) is (pieces > 0)
     assert len([key for key in replica.keys("cam") if b":s:" in key]) == pieces
     assert all(replica.redis.pttl(key) > 0 for key in replica.keys("cam"))
@@ -299,3 +299,13 @@ def test_a_damaged_state_is_never_replaced_by_a_fresh_one(make_replica, post, st
         assert_problem(post(replica, "hurt", images), 503, "state_corrupt")
     assert replica.http.post("/clients/hurt/reset").status_code == 200
     assert post(replica, "hurt", images).json()["state"]["status"] == "reset"
+
+
+@pytest.mark.parametrize("adapter", ["atp", "fedcal"])
+def test_bytes_are_those_that_redis_counts(make_replica, stream, adapter):
+    replica = make_replica(adapter=adapter)
+    with replica.sdk() as sdk:
+        for number, images in enumerate(stream(0, 3)):
+            sdk.predict("cam", images, idempotency_key=f"{number}")
+        counted = sum(replica.redis.memory_usage(key, samples=0) for key in replica.keys("cam"))
+        assert sdk.get("cam").state.bytes == sdk.clients().clients[0].bytes == counted > 2000

@@ -269,10 +269,10 @@ def test_without_a_guard_nothing_is_remembered_and_labels_are_refused(make_repli
         with pytest.raises(GuardOffError):
             sdk.evidence("fashion-cnn")
         assert sdk.get("cam").guard is None
-        bare = sdk.get("cam").state.bytes
+        bare = sdk.get("cam").state.base_bytes
     with make_replica(adapter="fedcal").sdk() as sdk:
         sdk.predict("cam", images)
-        assert 0 < sdk.get("cam").state.bytes - bare < 250
+        assert 0 < sdk.get("cam").state.base_bytes - bare < 250
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ async def test_who_is_gone_is_not_described(driver) -> None:
     await commit(driver.store, ClientScope("there"))
     found = await listing.describe([ClientScope("gone"), ClientScope("there")])
     assert [(each.client.client, each.seq, each.config, each.paused) for each in found] == [("there", 1, CONFIG, False)]
-    assert found[0].length > len(b"state")
+    assert await listing.footprint(found[0]) > len(b"state")
 
 
 @pytest.mark.parametrize("text", ["x", "0" * 16, "{mark}.1.0", "{mark}.-1.0", "{mark}.0.x", "0000000000000000.0.0"])

@@ -106,7 +106,7 @@ export const Client = ({ id, go }) => {
     Adapter: client.adapter,
     Adaptation: client.adaptation,
     Version: client.state.version,
-    "Bytes stored": number(client.state.bytes),
+    "Bytes in Redis": number(client.state.bytes),
     "In memory of this replica": client.state.tier === "memory" ? "yes" : "no",
     "Written by": client.state.owner ?? "–",
     "Last change": time(timeline.points.at(-1)?.at),

@@ -30,6 +30,7 @@ def _compose(name: str, *, decides: bool) -> Script:
 
 LOAD = _compose("load", decides=False)
 DESCRIBE = _compose("describe", decides=False)
+FOOTPRINT = _compose("footprint", decides=False)
 CHUNK = _compose("chunk", decides=False)
 COMMIT = _compose("commit", decides=True)
 RESET = _compose("reset", decides=True)
