@@ -36,6 +36,19 @@ COMMANDS = [
 ]
 COMMANDS += ["models remove", "models verify", "models add-onnx", "models import-atp", "learn", "evaluate"]
 NEED_EXTRA = ["serve", "round", "advise", "guard reset"]
+NOT_SERVED = {
+    "acclimate_learning",
+    "httpx",
+    "matplotlib",
+    "onnx",
+    "onnxscript",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "sympy",
+    "timm",
+}
+NOT_SERVED |= {"torch._dynamo", "torch._inductor", "torchvision", "transformers", "triton"}
 MISMATCH = "operator torchvision::nms does not exist"
 
 
@@ -58,6 +71,32 @@ print({"torch", "numpy", "pydantic", "fastapi", "redis", "PIL"} & set(sys.module
     done = python(code, *COMMANDS)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize("module", ["client_commands", "keys"])
+def test_a_running_service_is_asked_without_torch(module: str) -> None:
+    code = (
+        f"import sys, acclimate_service.{module}; print({{'torch', 'numpy', 'pydantic', 'fastapi'}} & set(sys.modules))"
+    )
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("integration")
+def test_a_small_network_is_served_without_what_only_others_need(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+from acclimate_service.commands import Settings, open_service
+from acclimate_service.http.app import create_app
+async def opened():
+    async with open_service(Settings(data_dir="{tmp_path}")) as service:
+        create_app(service)
+asyncio.run(opened())
+print(sorted({NOT_SERVED} & set(sys.modules)))
+"""
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
