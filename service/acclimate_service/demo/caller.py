@@ -23,12 +23,14 @@ class Answer:
         indices: predicted classes [B].
         status: what became of the client's state; "guarded" if the frozen model answered.
         ask: rows whose labels would tell something.
+        signals: what the adapter measured without labels.
     """
 
     request_id: str
     indices: NDArray[np.int64]
     status: str
     ask: tuple[int, ...]
+    signals: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Caller:
         np.save(body, images)
         told = self._call("POST", f"/clients/{client}/predict", body.getvalue(), "application/x-npy")
         indices = np.array([each["index"] for each in told["predictions"]])
-        return Answer(told["request_id"], indices, told["state"]["status"], tuple(told.get("ask", ())))
+        asked = tuple(told.get("ask", ()))
+        return Answer(told["request_id"], indices, told["state"]["status"], asked, told["signals"])
 
     def feedback(self, client: str, answer: Answer, labels: Mapping[int, int]) -> Mapping[str, Any]:
         """Tell the true labels of some rows of an answer; gives what the client's labels show so far."""

@@ -2,8 +2,8 @@
 
 It starts the service on a private Redis and sends every sample client's stream in batches of 20 over HTTP, once per
 method. One service serves them all: each stream is a client of its own per method, configured with that method. Then
-the client that a method harmed most sends its stream once more, and a few true labels are told. Nothing is fetched, and
-nothing is kept.
+the client that a method harmed most sends its stream once more, and a few true labels are told. And a method that helps
+one client and harms another follows both, and labels choose who answers. Nothing is fetched, and nothing is kept.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from acclimate_adapters.errors import AcclimateError
+from acclimate_service.demo import chosen
 from acclimate_service.demo.caller import Caller
 from acclimate_service.demo.guarded import GUARDED, Moment, conclusion, follow, lines
 from acclimate_store.samples import ClientStream, load_streams
@@ -38,7 +39,7 @@ class DemoError(AcclimateError):
 ERRORS: Final = (AcclimateError,)
 """What ends a command with its message alone."""
 BATCH = 20
-ASKED: Final = 4
+ASKED: Final = 5
 """Images of a batch that labels are asked for, where the budget of batches before is spent."""
 PAUSE_S: Final = 0.5
 """Between two batches of a client that streams on."""
@@ -59,6 +60,7 @@ METHODS = (
     Method("atp online", "atp", {"mode": "online"}),
     Method("fedcal (em)", "fedcal", {"estimator": "em"}),
     Method("tent", "tent"),
+    Method("bn_adapt+em", "bn_adapt+em"),
     Method("atp+fedcal", "atp+fedcal"),
 )
 CATCHING = """
@@ -67,6 +69,14 @@ Of the guarded client, those images are labelled that the service asks for, {ask
 both predictions differ. A win is a label that only the adapted prediction has right, a loss one that only the frozen
 prediction has right.
 """
+
+CHOOSING = """
+{gains} gains with {method}, {loses} loses. Now both have it as an arm of `portfolio`, beside the frozen model,
+and are answered by the one that labels prefer: their own, and those of all clients. {gains} told its labels first,
+so {loses} begins with {method}. The guarded client has {method} alone, and leaves it by a verdict.
+"""
+DIVIDING: Final = "bn_adapt+em"
+"""A method that helps some clients and harms others."""
 
 STAYING = """
 The dashboard:   {url}/ui
@@ -183,6 +193,30 @@ def catch(url: str, method: Method, stream: ClientStream) -> list[Moment]:
     return moments
 
 
+def divided(
+    results: Mapping[str, Sequence[float]], streams: Sequence[ClientStream]
+) -> tuple[ClientStream, ClientStream]:
+    """The clients that gain and lose most by `DIVIDING`."""
+    gains = np.subtract(results[DIVIDING], results["none"])
+    return streams[int(gains.argmax())], streams[int(gains.argmin())]
+
+
+def choose(url: str, gains: ClientStream, loses: ClientStream) -> list[chosen.Choice]:
+    """Show how labels choose the answers of one client, batch by batch."""
+    choices: list[chosen.Choice] = []
+
+    def live() -> Iterator[chosen.Choice]:
+        for choice in chosen.choose(Caller(url), DIVIDING, gains, loses, BATCH):
+            choices.append(choice)
+            yield choice
+
+    print(CHOOSING.format(gains=gains.client_id, loses=loses.client_id, method=DIVIDING))
+    for line in chosen.lines(live(), DIVIDING):
+        print(line, flush=True)
+    print(f"\n{chosen.conclusion(choices, DIVIDING)}")
+    return choices
+
+
 def stay(url: str, method: Method, harmed: ClientStream, streams: Sequence[ClientStream]) -> None:
     """Stream on until Ctrl-C: all clients under the last method, and, again and again, who is harmed and caught."""
     print(STAYING.format(url=url), flush=True)
@@ -206,9 +240,12 @@ def run_demo(arguments: argparse.Namespace) -> int:
         print(table(results, streams))
         harmed = most_harmed(results, METHODS, streams)
         moments = catch(url, *harmed)
+        choices = choose(url, *divided(results, streams))
         print("\nYour own model:  acclimate models create --help")
         if arguments.json:
-            arguments.json.write_text(json.dumps({"accuracy": results, "guarded": [asdict(each) for each in moments]}))
+            guarded, chose = map(asdict, moments), map(asdict, choices)
+            written = {"accuracy": results, "guarded": [*guarded], "chosen": [*chose]}
+            arguments.json.write_text(json.dumps(written))
         if arguments.stay or sys.stdout.isatty():
             stay(url, *harmed, streams)
     return 0
