@@ -17,8 +17,9 @@ from acclimate_adapters.balanced.passes import Passes
 from acclimate_adapters.errors import ConfigurationError
 from acclimate_store.architectures import build
 from acclimate_store.errors import BundleError, BundleExists, ManifestError, TensorError
-from acclimate_store.files import MODEL_FILE, check_files, encode_tensors, load_weights, sha256
-from acclimate_store.manifest import MANIFEST_FILE, SAFEST, Default, Manifest
+from acclimate_store.files import GOLDEN_FILE, MODEL_FILE, check_files, encode_tensors, load_weights, sha256
+from acclimate_store.golden import check_golden, record_golden
+from acclimate_store.manifest import MANIFEST_FILE, SAFEST, Default, Golden, Manifest
 from acclimate_store.runtimes import Choice, choose
 from acclimate_store.sources import check_source, encode_source, read_source
 from acclimate_store.staging import Staging
@@ -81,6 +82,7 @@ def load_bundle(
 
     Raises:
         GraphError: see `runtimes.choose`.
+        GoldenError: see `golden.check_golden`.
         ManifestError: the manifest is missing or malformed.
         IntegrityError: a file is missing, changed or unlisted.
         ArchitectureError: the network cannot be built.
@@ -88,18 +90,12 @@ def load_bundle(
     """
     manifest = read_manifest(directory)
     check_files(directory, manifest)
-    net = _read_network(directory, manifest, allowed_imports)
-    source = read_source(directory, manifest.input, device)
-    try:
-        model = FrozenModel.from_module(net.to(device), classifier=manifest.classifier, source=source)
-    except ConfigurationError as error:
-        raise TensorError(f"{manifest.key} contradicts itself: {error}") from error
-    if model.classes != len(manifest.classes):
-        raise ManifestError(f"{manifest.key} names {len(manifest.classes)} classes, its network has {model.classes}")
+    model = _read_model(directory, manifest, device, allowed_imports)
     check_source(model)
     model = model.with_gains(_proven_gains(manifest))
     probe = _probe(manifest, model)
     chosen = choose(runtime, model, directory, manifest.files, probe)
+    check_golden(directory, manifest, chosen.model)
     staging = Staging(model.device) if model.device.type == "cuda" else None
     return Bundle(manifest, chosen.model, chosen.name, chosen.passes, staging)
 
@@ -181,7 +177,7 @@ def write_files(
         root: the store.
         manifest: everything but `files`, which is filled in here.
         contents: by path inside the bundle: bytes, or a file elsewhere in the store, which is shared (a hard link) and
-            not copied where the file system can.
+            not copied where the file system can. A golden batch is recorded where the manifest has none.
         allowed_imports: see `architectures.build`.
     """
     target = root / manifest.name / manifest.version
@@ -191,7 +187,14 @@ def write_files(
     # The leading dot hides a half-written bundle from the catalogue.
     staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
-        _write(staging, {**contents, MANIFEST_FILE: sealed.to_json().encode()})
+        _write(staging, contents)
+        if sealed.golden is None:
+            model = _read_model(staging, sealed, "cpu", allowed_imports)
+            _probe(sealed, model)
+            golden = {GOLDEN_FILE: record_golden(model, sealed.input)}
+            sealed = _seal(manifest.model_copy(update={"golden": Golden()}), {**contents, **golden})
+            _write(staging, golden)
+        _write(staging, {MANIFEST_FILE: sealed.to_json().encode()})
         load_bundle(staging, "cpu", allowed_imports, "auto")
         _publish(staging, target, sealed)
     finally:
@@ -229,6 +232,21 @@ def _publish(staging: Path, target: Path, manifest: Manifest) -> None:
 
 def _exists(manifest: Manifest) -> BundleExists:
     return BundleExists(f"{manifest.key} is published already and never changes; publish a new version")
+
+
+def _read_model(
+    directory: Path, manifest: Manifest, device: torch.device | str, allowed_imports: Collection[str]
+) -> FrozenModel:
+    """The model of a bundle, computed by torch."""
+    net = _read_network(directory, manifest, allowed_imports)
+    source = read_source(directory, manifest.input, device)
+    try:
+        model = FrozenModel.from_module(net.to(device), classifier=manifest.classifier, source=source)
+    except ConfigurationError as error:
+        raise TensorError(f"{manifest.key} contradicts itself: {error}") from error
+    if model.classes != len(manifest.classes):
+        raise ManifestError(f"{manifest.key} names {len(manifest.classes)} classes, its network has {model.classes}")
+    return model
 
 
 def _read_network(directory: Path, manifest: Manifest, allowed_imports: Collection[str]) -> nn.Module:

@@ -10,6 +10,7 @@ AcclimateError
     ├── TensorError             weights or source tensors do not fit the network
     ├── SampleError             a file is no set of sample streams, or of labelled images
     ├── MeasureError            labelled images cannot be used, or show that something is wrong with the bundle
+    ├── GoldenError             a model answers its golden batch otherwise than where it was published
     └── GraphError              an ONNX graph cannot be made of a model, or is that of another one
 """
 
@@ -65,3 +66,7 @@ class MeasureError(BundleError, ValueError):
 
 class GraphError(BundleError, ValueError):
     """An ONNX graph cannot be made of a model, or is that of another one."""
+
+
+class GoldenError(BundleError, ValueError):
+    """A model answers its golden batch otherwise than where it was published, and must not serve here."""

@@ -16,6 +16,7 @@ MODEL_FILE = "model.safetensors"
 SOURCE_FILE = "source.safetensors"
 SOURCE_RECORD_FILE = "source.json"
 REQUIRED_FILES = (MODEL_FILE, SOURCE_FILE, SOURCE_RECORD_FILE)
+GOLDEN_FILE = "golden.safetensors"
 FROZEN_GRAPH = "frozen.onnx"
 STEM_GRAPH, BALANCED_GRAPH, BLENDED_GRAPH = "balanced_stem.onnx", "balanced.onnx", "bn_adapt.onnx"
 GRAPHS = (FROZEN_GRAPH, STEM_GRAPH, BALANCED_GRAPH, BLENDED_GRAPH)

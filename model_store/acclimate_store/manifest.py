@@ -204,6 +204,18 @@ class Measured(Record):
     std: tuple[float, ...]
 
 
+class Golden(Record):
+    """That the bundle has a golden batch, which decides whether it may serve; see `golden`.
+
+    `tolerance` is the largest difference of a logit that is accepted, as a share of the largest logit, by the type that
+    the model computes in. Single precision of one device is not that of another: convolutions of GPUs keep 10 bits.
+    """
+
+    tolerance: Mapping[str, Annotated[float, Field(gt=0, le=1)]] = Field(
+        default_factory=lambda: {"float64": 5e-3, "float32": 5e-3, "float16": 2e-2, "bfloat16": 5e-2}
+    )
+
+
 class Evidence(Record):
     """What an adapter gains on clients that nothing was learned from, beside the frozen model on the same images.
 
@@ -260,9 +272,10 @@ class Manifest(Record):
     `module:callable` that the operator allows (see `architectures.build`). It is called with `architecture_options`.
     `classifier` is the module name of the last layer, null if that is none that adapters can look into. `files` maps
     every other file of the bundle to its sha256; those of `files.GRAPHS` among them are passes of the model for ONNX
-    Runtime. `metrics` are free: name to value. `measured` is there once labelled images were seen. `evidence` is that
-    of the adapter that is to be the default, which it is if the evidence suffices. `settings` are hyper-parameters that
-    adapters have here unless others are named, with what they gain. `provenance` says in words how the bundle was made.
+    Runtime. `metrics` are free: name to value. `golden` is there where a golden batch is. `measured` is there once
+    labelled images were seen. `evidence` is that of the adapter that is to be the default, which it is if the evidence
+    suffices. `settings` are hyper-parameters that adapters have here unless others are named, with what they gain.
+    `provenance` says in words how the bundle was made.
     """
 
     schema_version: Literal[1]
@@ -275,6 +288,7 @@ class Manifest(Record):
     classes: Annotated[tuple[Text, ...], Field(min_length=2)]
     files: Mapping[InnerPath, Sha256]
     metrics: Mapping[str, float] = Field(default_factory=dict)
+    golden: Golden | None = None
     measured: Measured | None = None
     evidence: Evidence | None = None
     settings: Mapping[str, Evidence] = Field(default_factory=dict)
