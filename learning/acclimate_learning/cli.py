@@ -1,8 +1,9 @@
 """`acclimate learn` and `acclimate evaluate`: only their words, so that `--help` answers at once; see `commands`."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from acclimate_store.cli import by_name
 
@@ -12,8 +13,14 @@ if TYPE_CHECKING:
 _COMMANDS: Final = "acclimate_learning.commands"
 
 
-def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
-    """Add both commands; `run` in the parsed arguments gives the exit code, 2 for what could not be done."""
+def add_parser(subparsers: "Subparsers", default_store: Path, replay: Callable[[], Any]) -> None:
+    """Add both commands; `run` in the parsed arguments gives the exit code, 2 for what could not be done.
+
+    Args:
+        subparsers: to which.
+        default_store: the model store, unless another one is named.
+        replay: gives the `Replay` by which labels are asked for; raises ModuleNotFoundError where it lacks something.
+    """
     text = (
         "learn adaptation rates and hyper-parameters from labelled images, and judge them on clients that were held out"
     )
@@ -42,10 +49,17 @@ def add_parser(subparsers: "Subparsers", default_store: Path) -> None:
     evaluate.add_argument("--data", type=Path, metavar="DATA", help="labelled images from which clients are simulated")
     _add_population(evaluate)
     evaluate.add_argument("--adapters", metavar="NAMES", help="a,b+c (default: all that the bundle has everything for)")
+    evaluate.add_argument(
+        "--asked",
+        nargs="+",
+        type=_share,
+        metavar="SHARE",
+        help="also replay the streams with the labels that the service would ask for, within such budgets: 0 0.01 0.05",
+    )
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     evaluate.add_argument("--picture", type=Path, metavar="FILE", help="draw the gains there, as SVG")
     evaluate.add_argument("--write", action="store_true", help="publish the next version with what is recommended")
-    evaluate.set_defaults(run=by_name(_COMMANDS, "evaluate"))
+    evaluate.set_defaults(run=by_name(_COMMANDS, "evaluate"), replay=replay)
 
 
 def add_import_atp(subparsers: "Subparsers", default_store: Path) -> None:
@@ -84,3 +98,13 @@ def _add_population(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--teacher-images", type=int, default=40, help="of each (default: %(default)s)")
     parser.add_argument("--judge-images", type=int, default=200, help="of each (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same clients and rates")
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a share of the rows from 0 to 1, such as 0.01")
+    return share

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 
 from acclimate_adapters import ADAPTERS, AcclimateError, FrozenModel, create, enrols, missing
+from acclimate_adapters.portfolio import Portfolio
+from acclimate_learning.asked import PORTFOLIO, Replay, with_labels
 from acclimate_learning.clients import FAMILIES_OF, Client, Population, Role, own_clients, read_pool, simulate
 from acclimate_learning.errors import LearningError
+from acclimate_learning.evaluation import Evaluation, in_words
 from acclimate_learning.judging import Judgement, judge
 from acclimate_learning.likeness import families_like, read_unlabelled
 from acclimate_learning.picture import gains_picture
@@ -25,7 +28,7 @@ from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
 from acclimate_store.datasets import labelled_images
 from acclimate_store.files import GRAPHS
-from acclimate_store.manifest import HARM, SAFEST, Evidence
+from acclimate_store.manifest import SAFEST, Evidence
 from acclimate_store.versions import model_with, next_version, publish, renewed
 
 ERRORS: Final = (AcclimateError,)
@@ -91,39 +94,34 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Judge adapters, print a table and what to choose, and publish it if asked."""
     if (arguments.clients is None) == (arguments.data is None):
         raise LearningError("give --clients, labelled streams, or --data, images from which clients are simulated")
+    _require_places(arguments)
+    replay = _replay(arguments) if arguments.asked else None
     catalogue, key, new = _versions(arguments)
     bundle = catalogue.load(*key)
     if arguments.write:
         renewed(catalogue, bundle.manifest, new, "")
     clients = _streams(arguments, bundle)
-    judged, settings = [], bundle.manifest.options
+    settings = bundle.manifest.options
     names = _candidates(arguments.adapters, bundle.model, settings)
-    with _bar("client") as advance:
-        for name in names:
-            told = judge(
-                bundle.model, bundle.manifest.input, clients, name, settings.get(name),
-                progress=lambda: advance(name),  # noqa: B023
-            )  # fmt: skip
-            judged.append(told)
     of = _words(arguments, clients)
-    evidence = [each.evidence(of) for each in judged]
-    print(_table(judged, evidence, bundle.manifest))
-    chosen = max((e for e in evidence if not e.obstacle), key=lambda e: e.gain, default=None)
-    refuted = next((e for e in evidence if e.adapter == SAFEST), None)
-    best = max(evidence, key=lambda e: e.gain, default=None)
-    if chosen:
-        print(f"recommended: {chosen.adapter}, {_in_words(chosen)}")
-    else:
-        print("recommended: none; no adapter gains for certain without harming clients")
+    with _bar("client") as advance:
+
+        def judged(name: str) -> Judgement:
+            spec, options = bundle.manifest.input, settings.get(name)
+            return judge(bundle.model, spec, clients, name, options, progress=lambda: advance(name))
+
+        found = Evaluation(bundle.manifest, of, clients, [judged(name) for name in names])
+        if replay is not None and names:
+            found = _asked(arguments.asked, found, judged, bundle.model, replay)
+    print(found.table())
     if arguments.json:
-        arguments.json.write_text(json.dumps(_figures(judged, evidence, clients), indent=2) + "\n")
+        arguments.json.write_text(json.dumps(found.figures(), indent=2) + "\n")
     if arguments.picture:
-        arguments.picture.write_text(gains_picture(evidence))
+        arguments.picture.write_text(gains_picture(found.evidence))
     if arguments.write:
         kept = {file: catalogue.directory(key) / file for file in GRAPHS if file in bundle.manifest.files}
-        manifest = renewed(
-            catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=chosen or refuted or best
-        )
+        evidence = found.recommended or found.refuted
+        manifest = renewed(catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=evidence)
         publish(catalogue, key, manifest, bundle.model.source, kept)
         print(f"{new}: published, {manifest.default(not missing(create(SAFEST), bundle.model))}")
     return 0
@@ -205,6 +203,42 @@ def _streams(arguments: argparse.Namespace, bundle: Bundle) -> list[Client]:
     return found
 
 
+def _require_places(arguments: argparse.Namespace) -> None:
+    """Refuse at once, and not after an hour, what cannot be written."""
+    for option in ("json", "picture"):
+        path = getattr(arguments, option, None)
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise LearningError(f"--{option} {path}: give a file in a folder that is there")
+
+
+def _replay(arguments: argparse.Namespace) -> Replay:
+    try:
+        found: Replay = arguments.replay()
+    except ModuleNotFoundError as error:
+        raise LearningError(f'--asked needs {error.name}; pip install "acclimate[serve]"') from error
+    return found
+
+
+def _asked(
+    shares: Sequence[float],
+    found: Evaluation,
+    judged: Callable[[str], Judgement],
+    model: FrozenModel,
+    replay: Replay,
+) -> Evaluation:
+    """The evaluation with what labels make of each adapter, and of a portfolio if there are arms for one."""
+    budgets = sorted(set(shares))
+    asked = [
+        with_labels(told, share, replay) for told in found.judged if told.adapter != PORTFOLIO for share in budgets
+    ]
+    portfolio = create(PORTFOLIO, **found.manifest.options.get(PORTFOLIO, {}))
+    if isinstance(portfolio, Portfolio) and portfolio.served(model):
+        told = next((each for each in found.judged if each.adapter == PORTFOLIO), None) or judged(PORTFOLIO)
+        asked = [*(with_labels(told, share, replay, portfolio, model) for share in budgets), *asked]
+        found = replace(found, portfolio=told)
+    return replace(found, asked=asked)
+
+
 def _candidates(asked: str | None, model: FrozenModel, settings: Mapping[str, Options]) -> list[str]:
     if asked is not None:
         names = [name.strip() for name in asked.split(",")]
@@ -244,7 +278,7 @@ def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenMo
     with _bar("client") as advance:
         told = judge(model, bundle.manifest.input, clients, "atp", progress=lambda: advance("judging"))
     evidence = told.evidence(_words(arguments, clients))
-    print(f"atp on {evidence.clients} held-out clients: {_in_words(evidence)}")
+    print(f"atp on {evidence.clients} held-out clients: {in_words(evidence)}")
     kinds = sorted({client.kind for client in clients})
     for kind in kinds if len(kinds) > 1 else ():
         rows = [index for index, client in enumerate(clients) if client.kind == kind]
@@ -270,7 +304,7 @@ def _judged_settings(
         found[name] = told.evidence(f"{of}, enrolled and then served half of another's images" if enrolled else of)
         who = f"{len(clients['tune'])} tuning clients{' that enrol' if enrolled else ''}"
         print(f"{name}: {json.dumps(options)} is best for {who};")
-        print(f"  on {len(clients['judge'])} held-out clients {_in_words(found[name])}")
+        print(f"  on {len(clients['judge'])} held-out clients {in_words(found[name])}")
     return found
 
 
@@ -290,50 +324,6 @@ def _words(arguments: argparse.Namespace, clients: Sequence[Client]) -> str:
         return f"{len(clients)} clients of {path.name}"
     like = f", like {arguments.like.name}" if arguments.like else ""
     return f"{len(clients)} simulated clients of {path.name}, shift {arguments.shift}{like}, seed {arguments.seed}"
-
-
-def _in_words(evidence: Evidence) -> str:
-    low, high = (f"{100 * value:+.1f}" for value in (evidence.low, evidence.high))
-    return (
-        f"{100 * evidence.gain:+.1f} points over frozen (95 %: {low} to {high}), worst client "
-        f"{100 * evidence.worst:+.1f}, {100 * evidence.harmed:.0f} % harmed by more than {100 * HARM:.0f}"
-    )
-
-
-def _table(judged: Sequence[Judgement], evidence: Sequence[Evidence], manifest: Manifest) -> str:
-    if not judged:
-        return f"{manifest.key} has everything for no adapter; run `acclimate models measure` and `acclimate learn`"
-    frozen = judged[0].frozen
-    lines = [
-        f"{manifest.key}: frozen {100 * frozen.mean():.2f} % on {len(frozen)} clients",
-        f"{'adapter':<18} {'accuracy':>8} {'gain':>6} {'95 % interval':>15} {'worst':>6} {'harmed':>7} "
-        f"{'step':>9} {'state':>9}",
-    ]
-    for told, found in sorted(zip(judged, evidence, strict=True), key=lambda pair: -pair[1].gain):
-        between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-        lines.append(
-            f"{told.adapter:<18} {100 * told.accuracy.mean():>8.2f} {100 * found.gain:>+6.1f} {between:>15} "
-            f"{100 * found.worst:>+6.1f} {100 * found.harmed:>5.0f} % {told.step_ms:>6.1f} ms "
-            f"{told.state_bytes / 1e3:>6.1f} kB" + (f"  failed for {told.failures} clients" if told.failures else "")
-        )
-    return "\n".join(lines)
-
-
-def _figures(judged: Sequence[Judgement], evidence: Sequence[Evidence], clients: Sequence[Client]) -> dict[str, Any]:
-    return {
-        "clients": [{"name": client.name, "shift": client.shift, "images": len(client.labels)} for client in clients],
-        "adapters": [
-            {
-                **found.model_dump(),
-                "accuracy": told.accuracy.tolist(),
-                "frozen": told.frozen.tolist(),
-                "step_ms": told.step_ms,
-                "state_bytes": told.state_bytes,
-                "failures": told.failures,
-            }
-            for told, found in zip(judged, evidence, strict=True)
-        ],
-    }
 
 
 @contextmanager

@@ -24,6 +24,23 @@ Progress = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """Classes of one client's images, in the order of the images.
+
+    Args:
+        labels: the true ones, [N].
+        frozen: what the frozen model predicts, [N].
+        adapted: what the adapter predicts, [N].
+        by_arm: what each arm of a portfolio predicts, [N, A]; None of other adapters.
+    """
+
+    labels: NDArray[np.int64]
+    frozen: NDArray[np.int64]
+    adapted: NDArray[np.int64]
+    by_arm: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
     """What one adapter did for each client.
 
@@ -35,6 +52,7 @@ class Judgement:
         step_ms: time of a step, the median over batches.
         state_bytes: of a client's state after its last batch, the mean over clients, before it is stored.
         failures: clients for which a step failed; the frozen model's answers stand for theirs.
+        predicted: of each client, in the order of its images.
     """
 
     adapter: str
@@ -44,6 +62,7 @@ class Judgement:
     step_ms: float
     state_bytes: float
     failures: int
+    predicted: tuple[Predicted, ...]
 
     @property
     def gains(self) -> NDArray[np.float64]:
@@ -105,15 +124,16 @@ def judge(
         start = method.init(model) if enrolment is None else _enrolled(method, model, spec, enrolment[number])
         results.append(_stream(method, model, start, spec, client, batch))
         progress()
-    accuracy, frozen, times, sizes, failed = zip(*results, strict=True)
+    predicted, times, sizes, failed = zip(*results, strict=True)
     return Judgement(
         adapter=adapter,
         options=options or {},
-        accuracy=np.array(accuracy),
-        frozen=np.array(frozen),
+        accuracy=np.array([(each.adapted == each.labels).mean() for each in predicted]),
+        frozen=np.array([(each.frozen == each.labels).mean() for each in predicted]),
         step_ms=float(np.median(np.concatenate(times))) * 1e3,
         state_bytes=float(np.mean(sizes)),
         failures=sum(failed),
+        predicted=predicted,
     )
 
 
@@ -134,12 +154,11 @@ def _enrolled(method: Adapter, model: FrozenModel, spec: InputSpec, told: Client
 
 def _stream(
     method: Adapter, model: FrozenModel, state: State, spec: InputSpec, client: Client, size: int
-) -> tuple[float, float, list[float], int, bool]:
-    """Accuracy, that of the frozen model, seconds of each step, bytes of the state, and whether a step failed."""
-    labels = torch.from_numpy(client.labels)
+) -> tuple[Predicted, list[float], int, bool]:
+    """What is predicted, seconds of each step, bytes of the state, and whether a step failed."""
     x = spec.normalise(client.images).to(model.device)
     frozen = torch.cat([model.frozen(model.batch(part)).logits.argmax(1).cpu() for part in torch.split(x, size)])
-    answers, times, failed = [], [], False
+    answers, arms, times, failed = [], list[torch.Tensor](), [], False
     for part in torch.split(x, size):
         start = time.perf_counter()
         try:
@@ -150,8 +169,17 @@ def _stream(
         times.append(time.perf_counter() - start)
         state = step.state
         answers.append(step.logits.argmax(1).cpu())
+        arms += [] if step.by_arm is None else [step.by_arm.cpu()]
     answered = torch.cat(answers) if answers else frozen[:0]
     answered = torch.cat([answered, frozen[len(answered) :]])
+    by_arm = torch.cat(arms) if arms else None
+    if by_arm is not None:
+        by_arm = torch.cat([by_arm, frozen[len(by_arm) :, None].expand(-1, by_arm.shape[1])])
+    predicted = Predicted(
+        labels=client.labels,
+        frozen=frozen.numpy(),
+        adapted=answered.numpy(),
+        by_arm=None if by_arm is None else by_arm.numpy(),
+    )
     size_of_state = sum(tensor.nbytes for tensor in state.tensors.values())
-    hits, frozen_hits = ((each == labels).double().mean() for each in (answered, frozen))
-    return float(hits), float(frozen_hits), times or [float("nan")], size_of_state, failed
+    return predicted, times or [float("nan")], size_of_state, failed

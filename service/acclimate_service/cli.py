@@ -12,7 +12,7 @@ import threading
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from acclimate_learning import cli as learning
 from acclimate_store import cli as models
@@ -87,8 +87,15 @@ def _parser() -> argparse.ArgumentParser:
     of_models = models.add_parser(commands, store)
     learning.add_import_atp(of_models, store)
     _add_remove(of_models, store)
-    learning.add_parser(commands, store)
+    learning.add_parser(commands, store, _replay)
     return parser
+
+
+def _replay() -> Any:
+    """The guard for `evaluate --asked`: learning does not know the service."""
+    from acclimate_service.guard.replay import answers
+
+    return answers
 
 
 def _add_remove(subparsers: "Subparsers", store: Path) -> None:

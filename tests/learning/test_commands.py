@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,62 @@ def test_evaluating_says_what_to_choose_and_writes_it(
     old, new = (Catalogue(store).load("fashion-cnn", version, runtime="auto") for version in ("1", "2"))
     assert old.model.content_hash == new.model.content_hash  # clients keep their states
     assert old.runtime == new.runtime
+
+
+def test_streams_are_replayed_with_the_labels_that_are_asked_for(
+    store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("evaluate", "fashion-cnn", "--clients", str(data()), "--by", "owners", "--adapters", "bn_adapt,tent")
+    shares = (0, 0.01, 0.05)
+    assert main([*words, "--asked", *map(str, shares), "--json", str(tmp_path / "all.json")]) == 0
+    out, figures = capsys.readouterr().out, json.loads((tmp_path / "all.json").read_text())
+    alone = {each["adapter"]: each for each in figures["adapters"]}
+    asked = {(each["adapter"], each["share"]): each for each in figures["asked"]}
+    assert asked.keys() == {(name, share) for name in ("portfolio", "bn_adapt", "tent") for share in shares}
+    for (name, share), each in asked.items():
+        assert each["spent"] <= share + 1e-9 + (share > 0) / 200  # a client may be ahead by one row of 200
+        assert each["gain"] == pytest.approx(np.mean(each["accuracy"]) - np.mean(alone["tent"]["frozen"]))
+        if name in alone and not share:  # nobody told anything: the adapter answers
+            assert each["accuracy"] == alone[name]["accuracy"]
+    assert asked["portfolio", 0.05]["gain"] > max(asked["portfolio", 0]["gain"], 0)
+    harmed = asked["tent", 0.05], asked["tent", 0]
+    assert (harmed[0]["gain"], harmed[0]["harmed"]) > (harmed[1]["gain"] + 0.02, 0)
+    assert harmed[0]["harmed"] < harmed[1]["harmed"]
+    best = np.max([alone["tent"]["frozen"], *(each["accuracy"] for each in alone.values())], axis=0)
+    assert figures["oracle"]["accuracy"] == best.tolist()
+    assert figures["portfolio"]["state_bytes"] > 300_000  # rates and gradients of the arm atp
+    line = next(line for line in out.splitlines() if line.startswith("   5 %") and " portfolio " in line)
+    assert f"{100 * asked['portfolio', 0.05]['gain']:+.1f}" in line
+    assert "bn_adapt, guarded" in out
+
+
+def test_labels_are_asked_for_by_the_guard_which_needs_what_the_service_needs(
+    store: Path, data: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("replay", "record"):
+        monkeypatch.delitem(sys.modules, f"acclimate_service.guard.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    words = ("evaluate", "fashion-cnn", "--clients", str(data()), "--by", "owners", "--adapters", "em")
+    assert main([*words, "--asked", "0.01"]) == 2
+    assert '--asked needs orjson; pip install "acclimate[serve]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "nan", "5%"])
+def test_budgets_are_shares(share: str, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", "fashion-cnn", "--data", "there.npz", "--asked", share])
+    assert "use a share of the rows from 0 to 1, such as 0.01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+def test_places_that_cannot_be_written_are_refused_before_any_work(
+    option: str, store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in (tmp_path / "nowhere/file", tmp_path):
+        assert main(["evaluate", "fashion-cnn", "--clients", str(data()), option, str(place)]) == 2
+        said = capsys.readouterr()
+        assert f"{option} {place}: give a file in a folder that is there" in said.err
+        assert not said.out
 
 
 def test_an_evaluation_in_which_nothing_gains_is_kept_as_evidence_against_the_safest_adapter(

@@ -24,6 +24,11 @@ def test_accuracies_are_those_of_streams_from_the_beginning(bundle: Bundle, pool
         assert told.accuracy[number] == pytest.approx(hits / len(client.labels))
         frozen = bundle.model.frozen(bundle.prepare(client.images)).logits.argmax(1).numpy()
         assert told.frozen[number] == pytest.approx((frozen == client.labels).mean())
+        predicted = told.predicted[number]
+        assert (predicted.labels == client.labels).all()
+        assert (predicted.frozen == frozen).all()
+        assert (predicted.adapted == client.labels).mean() == told.accuracy[number]
+        assert predicted.by_arm is None
     assert told.step_ms > 0
 
 
@@ -34,7 +39,7 @@ def test_no_adaptation_gains_nothing(bundle: Bundle, pool: Pool) -> None:
 
 def gains(*values: float) -> Judgement:
     frozen = np.full(len(values), 0.5)
-    return Judgement("atp", {}, frozen + values, frozen, 1.0, 0.0, 0)
+    return Judgement("atp", {}, frozen + values, frozen, 1.0, 0.0, 0, ())
 
 
 def test_the_interval_holds_the_mean_of_other_samples_nineteen_times_in_twenty() -> None:

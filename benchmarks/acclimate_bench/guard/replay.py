@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from acclimate_bench.accuracy.measure import (
     BATCH,
@@ -26,9 +25,8 @@ from acclimate_bench.accuracy.measure import (
 from acclimate_bench.accuracy.methods import Method
 from acclimate_bench.data.shift import Shift
 from acclimate_bench.options import Progress
-from acclimate_service.guard.evidence import WEIGHT, Answer, Counts, Pooled, Verdict, verdict
-from acclimate_service.guard.policy import decide
-from acclimate_service.guard.record import Label, Record
+from acclimate_service.guard.evidence import Verdict, verdict
+from acclimate_service.guard.replay import Stream, turns
 
 Choice: TypeAlias = Literal["random", "asked"]
 CHOICES: Final[tuple[Choice, ...]] = ("random", "asked")
@@ -112,33 +110,23 @@ def replay(streams: Streams, share: float, seed: int, choice: Choice = "random")
         choice: which rows are labelled.
     """
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(streams.labels))
-    labelled = rng.random(streams.labels.shape) < (share if choice == "random" else 0.0)
-    given = np.empty(streams.labels.shape, bool)
-    fleet, fleet_verdicts = Pooled(), Verdicts(untrue(streams.frozen_right, streams.adapted_right))
-    records, counted = [Record() for _ in order], dict[int, Counts]()
-    verdicts = [Verdicts(untrue(*both)) for both in zip(streams.frozen_right, streams.adapted_right, strict=True)]
-    for start in range(0, streams.labels.shape[1], BATCH):
-        for client in order:
-            rows = slice(start, start + BATCH)
-            answer = decide(records[client].counts, fleet, "follow-fleet").answer
-            given[client, rows] = answer == "adapted"
-            request_id = f"{seed} {client} {start}"
-            record = _answered(records[client], streams, client, rows, answer, request_id)
-            if choice == "asked":
-                record, asked = record.ask(request_id, share, wanted=verdict(record.counts) == "undecided")
-                labelled[client, start + np.array(asked, int)] = True
-            records[client] = _labelled(record, streams, client, rows, labelled[client, rows], request_id)
-            if labelled[client, rows].any():
-                own = records[client].counts
-                verdicts[client] = verdicts[client].hear(verdict(own), own.labelled)
-                told = np.flatnonzero(labelled[client, : rows.stop])[:WEIGHT]
-                counted[client] = _counts(streams, client, told)
-                fleet = Pooled(tuple(counted.values()))
-                labels = sum(record.counts.labelled for record in records)
-                fleet_verdicts = fleet_verdicts.hear(fleet.verdict(), labels)
+    order = rng.permutation(len(streams.labels)).tolist()
+    random = rng.random(streams.labels.shape) < (share if choice == "random" else 0.0)
+    given, labelled = np.empty(streams.labels.shape, bool), np.zeros(streams.labels.shape, bool)
+    fleet = Verdicts(untrue(streams.frozen_right, streams.adapted_right))
+    clients = [Verdicts(untrue(*both)) for both in zip(streams.frozen_right, streams.adapted_right, strict=True)]
+    for turn in turns(
+        [*map(Stream, streams.labels, streams.frozen, streams.adapted)],
+        order=order, batch=BATCH, seed=seed, ask=share if choice == "asked" else 0.0,
+        chosen=lambda client, rows: np.flatnonzero(random[client, rows]).tolist(),
+    ):  # fmt: skip
+        given[turn.client, turn.rows] = turn.answer == "adapted"
+        if turn.told:
+            labelled[turn.client, turn.rows.start + np.array(turn.told)] = True
+            clients[turn.client] = clients[turn.client].hear(verdict(turn.own), turn.own.labelled)
+            fleet = fleet.hear(turn.fleet.verdict(), int(labelled.sum()))
     hits = np.where(given, streams.adapted_right, streams.frozen_right)
-    return Run(hits, labelled, fleet_verdicts, tuple(verdicts))
+    return Run(hits, labelled, fleet, tuple(clients))
 
 
 def untrue(frozen_right: Hits, adapted_right: Hits) -> frozenset[Verdict]:
@@ -146,23 +134,3 @@ def untrue(frozen_right: Hits, adapted_right: Hits) -> frozenset[Verdict]:
     gain = int(adapted_right.sum()) - int(frozen_right.sum())
     wrong: dict[Verdict, bool] = {"harmful": gain >= 0, "trusted": gain <= 0}
     return frozenset(each for each, is_wrong in wrong.items() if is_wrong)
-
-
-def _counts(streams: Streams, client: int, rows: NDArray[np.intp]) -> Counts:
-    """What labels of some rows of a client say."""
-    each = zip(streams.frozen[client, rows], streams.adapted[client, rows], streams.labels[client, rows], strict=True)
-    return sum((Counts.of(*map(int, row)) for row in each), Counts())
-
-
-def _answered(record: Record, streams: Streams, client: int, rows: slice, answer: Answer, request_id: str) -> Record:
-    """The record with one more batch."""
-    frozen, adapted = streams.frozen[client, rows].tolist(), streams.adapted[client, rows].tolist()
-    return record.append(request_id, frozen, adapted, answering=answer)
-
-
-def _labelled(
-    record: Record, streams: Streams, client: int, rows: slice, labelled: NDArray[np.bool_], request_id: str
-) -> Record:
-    """The record with the labels of some rows of its newest batch."""
-    labels = streams.labels[client, rows].tolist()
-    return record.tell(Label(request_id, row, labels[row]) for row in np.flatnonzero(labelled).tolist())[0]
