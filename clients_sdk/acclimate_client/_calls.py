@@ -21,6 +21,7 @@ from acclimate_client.results import (
     ClientInfo,
     ClientPage,
     ConfigureResult,
+    DeletedClients,
     EnrolResult,
     FeedbackResult,
     ImportResult,
@@ -29,6 +30,7 @@ from acclimate_client.results import (
     Prediction,
     ResetResult,
     RollbackResult,
+    StatePage,
     Timeline,
 )
 
@@ -120,7 +122,7 @@ class Settings:
 
     def of_model(self, call: Call[T]) -> Call[T]:
         """Returns the call for clients of the model that is meant."""
-        if self.model is None or not f"{call.path}/".startswith(("/clients/", "/asks/")):
+        if self.model is None or not f"{call.path}/".startswith(("/clients/", "/states/", "/asks/")):
             return call
         return replace(call, path=f"/models/{self.model}{call.path}")
 
@@ -272,10 +274,36 @@ def delete(client_id: str) -> Call[None]:
     return Call("DELETE", _checks.client_path(client_id), _replies.read_nothing, writes=True)
 
 
-def clients(
-    cursor: str | None, *, limit: int, adapter: str | None, active_since: datetime | None, verdict: str | None
-) -> Call[ClientPage]:
+class Wanted(TypedDict):
+    """Which clients, and how many of them at once; see `Client.clients`."""
+
+    limit: int
+    adapter: str | None
+    active_since: datetime | None
+    verdict: str | None
+
+
+def clients(cursor: str | None, **wanted: Unpack[Wanted]) -> Call[ClientPage]:
     """Returns the call that lists clients; see `Client.clients`."""
+    return Call("GET", "/clients", _replies.read_clients, params=_page(cursor, **wanted))
+
+
+def export_states(cursor: str | None, **wanted: Unpack[Wanted]) -> Call[StatePage]:
+    """Returns the call that fetches the states of a page of clients; see `Client.export_states`."""
+    return Call("GET", "/states", _replies.read_states, params=_page(cursor, **wanted))
+
+
+def delete_clients(cursor: str | None, *, everyone: bool, **wanted: Unpack[Wanted]) -> Call[DeletedClients]:
+    """Returns the call that removes a page of clients; see `Client.delete_clients`."""
+    if not (everyone or wanted["adapter"] or wanted["active_since"] or wanted["verdict"]):
+        raise ValueError("nothing says which clients are to be deleted; everyone=True means all")
+    params = _page(cursor, **wanted) | ({"all": "true"} if everyone else {})
+    return Call("DELETE", "/clients", _replies.read_deleted, params=params, writes=True)
+
+
+def _page(
+    cursor: str | None, *, limit: int, adapter: str | None, active_since: datetime | None, verdict: str | None
+) -> dict[str, str]:
     wanted = {
         "limit": str(operator.index(limit)),
         "cursor": cursor,
@@ -283,8 +311,7 @@ def clients(
         "active_since": _checks.moment(active_since),
         "verdict": verdict,
     }
-    params = {name: value for name, value in wanted.items() if value is not None}
-    return Call("GET", "/clients", _replies.read_clients, params=params)
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def timeline(client_id: str, since: datetime | None, resolution: float | None) -> Call[Timeline]:

@@ -5,6 +5,7 @@ Nothing here sends or waits. A reader of a member raises TypeError or ValueError
 
 import json
 import math
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -30,7 +31,10 @@ from acclimate_client.results import (
     ClientInfo,
     ClientPage,
     ConfigureResult,
+    DeletedClients,
     EnrolResult,
+    ExportedState,
+    FailedClient,
     FeedbackResult,
     ImportResult,
     InputInfo,
@@ -43,6 +47,7 @@ from acclimate_client.results import (
     ResetResult,
     RollbackResult,
     StateInfo,
+    StatePage,
     StoredState,
     Timeline,
     TimelinePoint,
@@ -52,8 +57,10 @@ T = TypeVar("T")
 Json = Mapping[str, Any]
 
 
-def read(reply: httpx.Response, build: Callable[[Json], T]) -> T:
-    """Returns what `build` makes of a successful reply.
+def read(
+    reply: httpx.Response, build: Callable[[Json], T], document: Callable[[httpx.Response], Any] = httpx.Response.json
+) -> T:
+    """Returns what `build` makes of the document of a successful reply.
 
     Raises:
         ProblemError: The status is not 2xx.
@@ -62,7 +69,7 @@ def read(reply: httpx.Response, build: Callable[[Json], T]) -> T:
     if not reply.is_success:
         raise problem(reply)
     try:
-        return build(reply.json())
+        return build(document(reply))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         reason = f"no member {error}" if isinstance(error, KeyError) else str(error)
         raise UnexpectedReplyError(f"{reply.url} does not answer like an Acclimate server: {reason}") from error
@@ -107,6 +114,31 @@ def read_client(reply: httpx.Response) -> ClientInfo:
             guard=_guard(body.get("guard")),
             adaptation=_adaptation(body),
         )
+
+    return read(reply, build)
+
+
+def read_states(reply: httpx.Response) -> StatePage:
+    """Reads the reply to export_states: a line for each client, and a last one for all of them."""
+
+    def build(body: Json) -> StatePage:
+        *clients, end = (_typed(dict, line) for line in _typed(list, body))
+        states = tuple(_exported(client) for client in clients if "state" in client)
+        failed = tuple(_failed(client) for client in clients if "state" not in client)
+        if (len(states), len(failed)) != (end["exported"], end["failed"]):
+            raise ValueError("the page is not whole")
+        return StatePage(states, failed, _optional(str, end["next"]))
+
+    return read(reply, build, lambda reply: list(map(json.loads, reply.content.splitlines())))
+
+
+def read_deleted(reply: httpx.Response) -> DeletedClients:
+    """Reads the reply to delete_clients."""
+
+    def build(body: Json) -> DeletedClients:
+        deleted = tuple(_typed(str, client) for client in _typed(list, body["deleted"]))
+        failed = tuple(_failed(_typed(dict, client)) for client in _typed(list, body["failed"]))
+        return DeletedClients(deleted, failed, _optional(str, body["next"]))
 
     return read(reply, build)
 
@@ -382,6 +414,25 @@ def _posteriors(value: object) -> NDArray[np.float64] | None:
     if value is None:
         return None
     return _array([[_number(p) for p in _typed(list, row)] for row in _typed(list, value)], np.float64)
+
+
+def _exported(fields: Json) -> ExportedState:
+    return ExportedState(
+        client_id=_typed(str, fields["client_id"]),
+        adapter=_typed(str, fields["adapter"]),
+        hyperparameters=_typed(dict, fields["hyperparameters"]),
+        version=_typed(int, fields["version"]),
+        state=b64decode(_typed(str, fields["state"]), validate=True),
+    )
+
+
+def _failed(fields: Json) -> FailedClient:
+    return FailedClient(
+        client_id=_typed(str, fields["client_id"]),
+        code=_typed(str, fields["code"]),
+        detail=_typed(str, fields["detail"]),
+        state_committed=committed(fields["state_committed"]),
+    )
 
 
 def _listed_client(fields: Json) -> ListedClient:

@@ -15,6 +15,7 @@ from acclimate_client.results import (
     ClientInfo,
     ClientPage,
     ConfigureResult,
+    DeletedClients,
     EnrolResult,
     FeedbackResult,
     ImportResult,
@@ -23,6 +24,7 @@ from acclimate_client.results import (
     Prediction,
     ResetResult,
     RollbackResult,
+    StatePage,
     Timeline,
     TimelinePoint,
 )
@@ -162,6 +164,33 @@ class AsyncClient(AsyncTransport):
         """Lists clients that have a state; see `Client.clients`."""
         call = _calls.clients(cursor, limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
         return await self._run(call)
+
+    async def export_states(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        adapter: str | None = None,
+        active_since: datetime | None = None,
+        verdict: str | None = None,
+    ) -> StatePage:
+        """Fetches the states of a page of clients; see `Client.export_states`."""
+        wanted = _calls.Wanted(limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
+        return await self._run(_calls.export_states(cursor, **wanted))
+
+    async def delete_clients(
+        self,
+        cursor: str | None = None,
+        *,
+        everyone: bool = False,
+        limit: int = 100,
+        adapter: str | None = None,
+        active_since: datetime | None = None,
+        verdict: str | None = None,
+    ) -> DeletedClients:
+        """Removes a page of clients and all that was learned for them; see `Client.delete_clients`."""
+        wanted = _calls.Wanted(limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
+        return await self._run(_calls.delete_clients(cursor, everyone=everyone, **wanted))
 
     async def timeline(
         self, client_id: str, *, since: datetime | None = None, resolution: float | None = None

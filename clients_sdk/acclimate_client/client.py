@@ -14,6 +14,7 @@ from acclimate_client.results import (
     ClientInfo,
     ClientPage,
     ConfigureResult,
+    DeletedClients,
     EnrolResult,
     FeedbackResult,
     ImportResult,
@@ -22,6 +23,7 @@ from acclimate_client.results import (
     Prediction,
     ResetResult,
     RollbackResult,
+    StatePage,
     Timeline,
     TimelinePoint,
 )
@@ -330,6 +332,50 @@ class Client(Transport):
         """
         call = _calls.clients(cursor, limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
         return self._run(call)
+
+    def export_states(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        adapter: str | None = None,
+        active_since: datetime | None = None,
+        verdict: str | None = None,
+    ) -> StatePage:
+        """Fetches the states of a page of clients, in no order; whose state cannot be read is named.
+
+        Args:
+            cursor, limit, adapter, active_since, verdict: As of `clients`. All states of a page are in memory at once.
+
+        Raises:
+            TypeError, ValueError: As of `clients`. Nothing was sent.
+            AcclimateClientError: Any other failure; the same page can be asked for again.
+        """
+        wanted = _calls.Wanted(limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
+        return self._run(_calls.export_states(cursor, **wanted))
+
+    def delete_clients(
+        self,
+        cursor: str | None = None,
+        *,
+        everyone: bool = False,
+        limit: int = 100,
+        adapter: str | None = None,
+        active_since: datetime | None = None,
+        verdict: str | None = None,
+    ) -> DeletedClients:
+        """Removes a page of clients and all that was learned for them; who stays is named.
+
+        Args:
+            everyone: Whether all clients are meant, where nothing else says which.
+            cursor, limit, adapter, active_since, verdict: As of `clients`.
+
+        Raises:
+            TypeError, ValueError: As of `clients`, or nothing says which clients. Nothing was sent.
+            AcclimateClientError: Any of them may be gone or still exist; to ask again does no harm.
+        """
+        wanted = _calls.Wanted(limit=limit, adapter=adapter, active_since=active_since, verdict=verdict)
+        return self._run(_calls.delete_clients(cursor, everyone=everyone, **wanted))
 
     def timeline(self, client_id: str, *, since: datetime | None = None, resolution: float | None = None) -> Timeline:
         """Fetches what became of a client over time.

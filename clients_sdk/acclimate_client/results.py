@@ -196,6 +196,65 @@ class ClientPage:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedClient:
+    """A client of several for which it was not done, and why.
+
+    Attributes:
+        code, detail, state_committed: As of `ProblemError`.
+    """
+
+    client_id: str
+    code: str
+    detail: str
+    state_committed: Committed
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedState:
+    """A client's state.
+
+    Attributes:
+        adapter, hyperparameters: With which `Client.configure` makes another client ready for it.
+        state: What `Client.import_state` takes.
+    """
+
+    client_id: str
+    adapter: str
+    hyperparameters: Mapping[str, Any]
+    version: int
+    state: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePage:
+    """States of a page of clients.
+
+    Attributes:
+        failed: Those whose state could not be read.
+        next: `cursor` of the next page, None after the last.
+    """
+
+    states: tuple[ExportedState, ...]
+    failed: tuple[FailedClient, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedClients:
+    """A page of clients that were to be removed.
+
+    Attributes:
+        deleted: Ids of those that are gone.
+        failed: Those that are, or may be, there still.
+        next: `cursor` of the next page, None after the last.
+    """
+
+    deleted: tuple[str, ...]
+    failed: tuple[FailedClient, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TimelinePoint:
     """One batch, the mean of several in a row, or something else that befell a client.
 

@@ -135,9 +135,11 @@ def _add_clients(commands: "Subparsers") -> None:
     export = add("export", "read", "write the states of clients into a folder")
     add_several(export)
     export.add_argument("--to", type=Path, default=Path("states"), metavar="FOLDER", help="default: %(default)s")
-    delete = add("delete", "write", "delete clients and all that was learned for them; with --all it takes `read` too")
+    export.add_argument("--cursor", help="with --all: go on where an export broke off, as it said")
+    delete = add("delete", "write", "delete clients and all that was learned for them")
     add_several(delete)
-    delete.add_argument("--yes", action="store_true", help="mean it, of --all")
+    asked = "mean it, of --all; else whoever is at a terminal is asked, for which the key needs `read`, too"
+    delete.add_argument("--yes", action="store_true", help=asked)
 
 
 def _add_remote(command: argparse.ArgumentParser, scope: str) -> None:

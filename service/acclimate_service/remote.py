@@ -1,7 +1,9 @@
 """What the commands ask of a running service, over HTTP as any caller does."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError
@@ -56,23 +58,35 @@ class Remote:
             Refused: it is no success, with what the service says of that.
             RemoteError: nobody answers there.
         """
+        with self._asked(method, path, query) as reply:
+            return reply.read()
+
+    def document(self, method: str, path: str, **query: str | int | None) -> Mapping[str, Any]:
+        """The document of a reply; raises as `ask`."""
+        return self._read(self.ask(method, path, **query))
+
+    def lines(self, path: str, **query: str | int | None) -> Iterator[Mapping[str, Any]]:
+        """The documents of a reply that has one on each line, as they come; raises as `ask`."""
+        with self._asked("GET", path, query) as reply:
+            yield from map(self._read, reply)
+
+    @contextmanager
+    def _asked(self, method: str, path: str, query: Mapping[str, str | int | None]) -> Iterator[HTTPResponse]:
         given = urlencode({name: value for name, value in query.items() if value is not None})
         request = Request(f"{self.url}{path}{'?' if given else ''}{given}", method=method)
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
         try:
             with urlopen(request, timeout=_TIMEOUT_S) as reply:
-                body: bytes = reply.read()
-                return body
+                yield reply
         except HTTPError as error:
             raise Refused(f"{self.url} answers {error.code}: {_detail(error)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise RemoteError(f"no service answers at {self.url}: {error}; give its address with --url") from error
 
-    def get(self, path: str, **query: str | int | None) -> Mapping[str, Any]:
-        """The document of a reply; raises as `ask`."""
+    def _read(self, text: bytes) -> Mapping[str, Any]:
         try:
-            document: Mapping[str, Any] = orjson.loads(self.ask("GET", path, **query))
+            document: Mapping[str, Any] = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise RemoteError(f"no service answers at {self.url}, but something else: {error}") from error
         return document

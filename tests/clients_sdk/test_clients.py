@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_client import AdapterDescription, KeptState, ListedClient, StateInfo, TimelinePoint
+from acclimate_client import (
+    AdapterDescription,
+    ExportedState,
+    FailedClient,
+    KeptState,
+    ListedClient,
+    StateInfo,
+    TimelinePoint,
+    UnexpectedReplyError,
+)
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
@@ -199,6 +208,46 @@ def test_clients_are_listed_by_what_is_asked_for(client, server, play):
     with pytest.raises(ValueError, match="a time with its zone"):
         client.clients(active_since=datetime(2031, 5, 6))
     assert len(server.requests) == sent
+
+
+FAILED = {"client_id": "cam-8", "code": "state_corrupt", "detail": "a chunk is gone", "state_committed": False}
+
+
+def lines(*documents):
+    return b"".join(json.dumps(each).encode() + b"\n" for each in documents)
+
+
+def test_states_of_many_are_fetched_a_page_at_a_time(client, server, play):
+    one = {"client_id": "cam-7", "adapter": "atp", "hyperparameters": {"mode": "batch"}, "version": 5, "later": 1}
+    end = {"exported": 1, "failed": 1, "next": "c2", "later": 1}
+    server.play(play.reply(body=lines(one | {"state": "c3RhdGU="}, FAILED, end)))
+    page = client.export_states("c1", limit=10, verdict="harmful")
+    assert page.states == (ExportedState("cam-7", "atp", {"mode": "batch"}, 5, b"state"),)
+    assert page.failed == (FailedClient("cam-8", "state_corrupt", "a chunk is gone", state_committed=False),)
+    assert page.next == "c2"
+    assert (server.requests[-1].method, server.requests[-1].path) == ("GET", "/states")
+    assert server.requests[-1].query == {"cursor": ["c1"], "limit": ["10"], "verdict": ["harmful"]}
+
+
+@pytest.mark.parametrize("cut", [lines(FAILED, {"exported": 1, "failed": 1, "next": None}), lines(FAILED), b""])
+def test_a_page_of_states_that_is_not_whole_is_no_page(client, server, play, cut):
+    server.play(play.reply(body=cut))
+    with pytest.raises(UnexpectedReplyError):
+        client.export_states()
+
+
+def test_many_are_deleted_only_when_it_is_said_which(client, server, play):
+    with pytest.raises(ValueError, match="everyone=True means all"):
+        client.delete_clients()
+    assert server.requests == []
+    body = {"model": {"name": "m", "version": "1"}, "deleted": ["cam-7"], "failed": [FAILED], "next": None, "later": 1}
+    server.play(play.reply(body=body), play.reply(body=body))
+    page = client.delete_clients(adapter="atp")
+    assert (page.deleted, [each.client_id for each in page.failed], page.next) == (("cam-7",), ["cam-8"], None)
+    assert server.requests[-1].query == {"limit": ["100"], "adapter": ["atp"]}
+    client.delete_clients("c1", everyone=True)
+    assert (server.requests[-1].method, server.requests[-1].path) == ("DELETE", "/clients")
+    assert server.requests[-1].query == {"cursor": ["c1"], "limit": ["100"], "all": ["true"]}
 
 
 def test_adapters_are_described(client):

@@ -1,13 +1,16 @@
 """`acclimate clients` on a running service: what it prints, writes and removes, and how it ends."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from acclimate_adapters import State
+from acclimate_service import client_commands
 from acclimate_service.cli import main
 from acclimate_service.keys import create
+from acclimate_service.remote import Remote
 
 
 @pytest.fixture
@@ -83,6 +86,40 @@ def test_named_clients_are_deleted_and_then_all_that_fit(command):
     )
     left = [json.loads(line)["client_id"] for line in command("list", "--json")[1].splitlines()]
     assert left == ["cam-2"]
+
+
+@pytest.mark.parametrize(("said", "left"), [("y\n", 1), ("\n", 3)])
+def test_whoever_is_at_a_terminal_is_asked_before_many_are_deleted(command, monkeypatch, said, left):
+    terminal, own_end = os.openpty()
+    os.write(terminal, said.encode())
+    with os.fdopen(own_end) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        code, out, err = command("delete", "--all", "--adapter", "atp")
+    os.close(terminal)
+    assert "delete 2 clients of http://127.0.0.1" in out
+    assert (code, "nothing was deleted" in err) == ((0, False) if left == 1 else (2, True))
+    assert len(command("list", "--json")[1].splitlines()) == left
+
+
+def test_an_export_that_broke_off_goes_on_where_it_did(command, served, tmp_path, monkeypatch, stream):
+    with served.sdk() as sdk:
+        for number in range(20):
+            sdk.predict(f"more-{number}", stream(0, 1, 2)[0])
+    monkeypatch.setattr(client_commands, "_STATES", 10)
+    lines, asked = Remote.lines, []
+
+    def breaking(remote, path, **query):
+        asked.append(query["cursor"])
+        found = list(lines(remote, path, **query))
+        return iter(found if len(asked) == 1 else found[:2])
+
+    monkeypatch.setattr(Remote, "lines", breaking)
+    code, out, err = command("export", "--all", "--to", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert f"the service broke off; to go on there, add --cursor {asked[1]}" in err
+    monkeypatch.setattr(Remote, "lines", lines)
+    assert command("export", "--all", "--to", str(tmp_path), "--cursor", asked[1])[0] == 0
+    assert len(list(tmp_path.glob("*.safetensors"))) == 23
 
 
 def test_what_is_refused_is_said_and_the_rest_is_done(command, tmp_path):

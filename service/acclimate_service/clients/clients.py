@@ -33,10 +33,11 @@ from acclimate_service.state import (
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A client's state as bytes, and its version."""
+    """A client's state as bytes, its version, and the configuration of its adapter."""
 
     version: int
     data: bytes
+    configuration: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Clients:
             present = await turn.session.present()
             if present.seq == 0:
                 raise _no_client(request.client)
-            return Exported(present.seq, await asyncio.to_thread(present.state.state.to_bytes))
+            return Exported(present.seq, await asyncio.to_thread(present.state.state.to_bytes), present.config)
 
     async def import_state(self, request: ClientRequest, data: bytes, precondition: Precondition) -> Reply:
         """Replace a client's state by one that was exported from a client of the same adapter and model.

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, Self
 
 from acclimate_service.clients.clients import adaptation
 from acclimate_service.clients.requests import rfc3339
@@ -31,6 +32,11 @@ class Wanted:
     adapter: str | None = None
     active_since: float | None = None
     verdict: str | None = None
+
+    @classmethod
+    def of(cls, adapter: str | None, active_since: datetime | None, verdict: str | None) -> Self:
+        """As a caller says it."""
+        return cls(adapter, None if active_since is None else active_since.timestamp(), verdict)
 
 
 @dataclass(frozen=True, slots=True)

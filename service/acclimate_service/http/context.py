@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -319,6 +319,15 @@ class RequestContext:
             number=number,
         )
 
+    async def request_of(self, client_id: str, *content: bytes) -> ClientRequest:
+        """As `request`, of one of several clients of the caller."""
+        self.client = client_scope(client_id, self._tenant, self._service.settings.tenant)
+        return await self.request(*content)
+
+    def holding(self, nbytes: int) -> AbstractContextManager[None]:
+        """Count so many bytes more until the end of a block; raises as `admitted`."""
+        return self._intake.memory.hold(self._flow, nbytes)
+
     def caller(self) -> Caller:
         """Who waits for a request that is no client's, and is read by now."""
         if self._spells is not None:
@@ -384,10 +393,16 @@ class _HeldReply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._held:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for start in range(0, len(self._data), _PIECE):
-                piece = self._data[start : start + _PIECE]
+            for piece in pieces_of(self._data):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+def pieces_of(data: bytes | memoryview) -> Iterator[memoryview]:
+    """Data as they are sent: each piece once the peer has taken the one before."""
+    whole = memoryview(data)
+    for start in range(0, len(whole), _PIECE):
+        yield whole[start : start + _PIECE]
 
 
 async def at_once(read: Callable[[], T], nbytes: int) -> T:

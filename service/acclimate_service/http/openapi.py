@@ -31,6 +31,7 @@ Time = Annotated[AwareDatetime, BeforeValidator(_require_date)]
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
 EVENTS: Final = "text/event-stream"
+LINES: Final = "application/jsonl"
 _BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 _TAGS: Final = {
     "batches": "Images in, predictions out.",
@@ -73,10 +74,10 @@ TENSOR: Final = ("X-Tensor-Shape", "X-Tensor-Layout", "X-Tensor-Dtype")
 _ETAG: Final = {"ETag": {"description": "Version of the state.", "schema": {"type": "string"}}}
 
 
-def json_of(*documents: type[schemas.Document]) -> Content:
-    """JSON as a body or reply: one of these."""
+def json_of(*documents: type[schemas.Document], media_type: str = JSON) -> Content:
+    """JSON as a body or reply, or on each of its lines: one of these."""
     first, *others = map(ref, documents)
-    return {JSON: {"schema": {"anyOf": [first, *others]} if others else first}}
+    return {media_type: {"schema": {"anyOf": [first, *others]} if others else first}}
 
 
 def images_of(form: type[schemas.Document], *documents: type[schemas.Document]) -> Content:

@@ -220,6 +220,14 @@ def problem_of(request: Request, error: Exception) -> Problem:
             return Problem("internal", detail, "unknown")
 
 
+def failure_of(request: Request, error: Exception) -> Mapping[str, Any]:
+    """What is said of one client of several that failed; the log keeps what callers are not told."""
+    problem = problem_of(request, error)
+    if problem.code in ("internal", "step_failed"):
+        _log.error("request %s failed for one client of several", request.state.request_id, exc_info=error)
+    return {"code": problem.code, "detail": problem.detail, "state_committed": problem.committed}
+
+
 _OF_STATE: Final[Mapping[type[StateError], str]] = {
     ClientDeleted: "client_deleted",
     ClientUnknown: "client_unknown",

@@ -316,6 +316,42 @@ class Clients(Document):
     next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
 
 
+class FailedClient(Document):
+    """A client of several for which it was not done, and why, as a problem says it."""
+
+    client_id: str
+    code: str
+    detail: str
+    state_committed: Committed
+
+
+class DeletedClients(Document):
+    """A page of clients that were to be removed."""
+
+    model: ModelName
+    deleted: list[str]
+    failed: Annotated[list[FailedClient], Field(description="Those that are, or may be, there still.")]
+    next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
+
+
+class ExportedState(Document):
+    """A client and its state."""
+
+    client_id: str
+    adapter: str
+    hyperparameters: dict[str, Any]
+    version: Count
+    state: Annotated[str, Field(description="As `GET .../state` gives it, in base64.")]
+
+
+class ExportedPage(Document):
+    """The last line: how many states came, and how many did not."""
+
+    exported: Count
+    failed: Count
+    next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
+
+
 class TimelinePoint(Document):
     """One batch, the mean of several in a row, or something else that befell a client."""
 
@@ -686,6 +722,10 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     ModelEvidence,
     Client,
     Clients,
+    DeletedClients,
+    FailedClient,
+    ExportedState,
+    ExportedPage,
     Timeline,
     TimelinePoint,
     Adapters,

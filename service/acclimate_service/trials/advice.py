@@ -14,8 +14,8 @@ def fetch_evidence(remote: Remote) -> Mapping[str, Any]:
     Raises:
         RemoteError: it does not answer, or its guard is off.
     """
-    (model, *_) = remote.get("/models")["models"]
-    return remote.get(f"/models/{model['name']}/adapters")
+    (model, *_) = remote.document("GET", "/models")["models"]
+    return remote.document("GET", f"/models/{model['name']}/adapters")
 
 
 _COLUMNS = f"{'adapter':<28}{'clients':>8}{'labels':>8}{'adapted %':>20}{'frozen %':>20}  verdict"

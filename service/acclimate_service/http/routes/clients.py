@@ -10,6 +10,7 @@ from starlette.responses import Response
 from acclimate_adapters import ConfigurationError
 from acclimate_service.clients.clients import Wanted, adaptation
 from acclimate_service.clients.requests import Precondition, etag
+from acclimate_service.clients.roster import Page
 from acclimate_service.clients.roster import Wanted as WantedClients
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
@@ -18,6 +19,7 @@ from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, Time, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
 from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Verdict, Version
+from acclimate_service.service import Service
 from acclimate_service.state import StaleCursor
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
@@ -25,8 +27,9 @@ _LONGEST_ROLLBACK = 1024  # bytes
 _LARGEST_VERSION = 2**53 - 1
 SMALLEST_PAGE, LARGEST_PAGE = 10, 1000
 """Clients; Redis tells some keys at a time that cannot be told apart, which are few, but more than one."""
-_PAGE: Final = 100
-_FILTERS: Final = ("adapter", "active_since", "verdict")
+PAGE: Final = 100
+FILTERS: Final = ("adapter", "active_since", "verdict")
+"""Parameters that say which clients are meant."""
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 _ADAPTATION = {"running": False, "paused": True}
 
@@ -45,21 +48,17 @@ class ClientRoutes:
     async def list(
         self,
         request: Request,
-        limit: Annotated[int, Query(ge=SMALLEST_PAGE, le=LARGEST_PAGE)] = _PAGE,
+        limit: Annotated[int, Query(ge=SMALLEST_PAGE, le=LARGEST_PAGE)] = PAGE,
         cursor: Annotated[str, Query(max_length=64)] = "",
         adapter: Annotated[str | None, Query(max_length=64)] = None,
         active_since: Time | None = None,
         verdict: Verdict | None = None,
     ) -> Response:
         """Clients that have a state, in no order; `next` leads on, also where a page has fewer than `limit` or none."""
-        context = RequestContext(self._intake, request, None, keyed=False, query=("limit", "cursor", *_FILTERS))
-        since = None if active_since is None else active_since.timestamp()
-        owner = context.caller().tenant
+        context = RequestContext(self._intake, request, None, keyed=False, query=("limit", "cursor", *FILTERS))
+        wanted = WantedClients.of(adapter, active_since, verdict)
         with context.admitted():
-            try:
-                page = await self._service.roster.page(owner, WantedClients(adapter, since, verdict), limit, cursor)
-            except StaleCursor as error:
-                raise Problem("invalid_request", str(error)) from error
+            page = await page_of(self._service, context, wanted, limit, cursor)
         return json({"model": self._intake.model, "clients": page.clients, "next": page.cursor})
 
     async def describe(self, request: Request, client_id: ClientId) -> Response:
@@ -155,6 +154,14 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     change("POST", "/rollback", handlers.roll_back, "roll_client_back", json_of(Rollback), **back)
     add("GET", "/state", handlers.export_state, "export_state", bytes_of(), headers=timed)
     change("PUT", "/state", handlers.import_state, "import_state", json_of(Change), **put_in)
+
+
+async def page_of(service: Service, context: RequestContext, wanted: WantedClients, limit: int, cursor: str) -> Page:
+    """Some clients of whoever asks; raises Problem (`invalid_request`) for a cursor that leads nowhere."""
+    try:
+        return await service.roster.page(context.caller().tenant, wanted, limit, cursor)
+    except StaleCursor as error:
+        raise Problem("invalid_request", str(error)) from error
 
 
 def _read_wanted(body: bytes, configurations: Configurations) -> Wanted:
