@@ -15,6 +15,7 @@ import torch
 from acclimate_adapters import ADAPTERS, AcclimateError, FrozenModel, create, enrols, missing
 from acclimate_adapters.portfolio import Portfolio
 from acclimate_learning.asked import PORTFOLIO, Replay, with_labels
+from acclimate_learning.budgets import choose_budget
 from acclimate_learning.clients import FAMILIES_OF, Client, Population, Role, own_clients, read_pool, simulate
 from acclimate_learning.errors import LearningError
 from acclimate_learning.evaluation import Evaluation, in_words
@@ -28,7 +29,7 @@ from acclimate_store.add_onnx import graphs_where_possible
 from acclimate_store.bundle import Bundle
 from acclimate_store.datasets import labelled_images
 from acclimate_store.files import GRAPHS
-from acclimate_store.manifest import SAFEST, Evidence
+from acclimate_store.manifest import SAFEST, Evidence, StateBudget
 from acclimate_store.versions import model_with, next_version, publish, renewed
 
 ERRORS: Final = (AcclimateError,)
@@ -67,8 +68,10 @@ def learn(arguments: argparse.Namespace) -> int:
     model = model_with(catalogue, key, source)
     evidence = _judged_rates(arguments, bundle, model, clients["judge"])
     settings = {**bundle.manifest.settings, **_judged_settings(arguments, tuned, bundle, model, clients)}
+    budgets = _judged_budgets(arguments, bundle, model, clients["tune"])
     made = f"Adaptation rates learned from {len(clients['teach'])} clients of {arguments.data.name}, {recipe}."
-    manifest = renewed(catalogue, bundle.manifest, new, made, evidence=evidence, settings=settings)
+    changes = {"evidence": evidence, "settings": settings, "state_budgets": budgets}
+    manifest = renewed(catalogue, bundle.manifest, new, made, **changes)
     _publish(arguments, catalogue, key, manifest, model)
     return 0
 
@@ -84,7 +87,8 @@ def import_atp(arguments: argparse.Namespace) -> int:
             f"{arguments.rates} holds {len(values)} rates, the network has {len(order)} modules: {', '.join(order)}"
         )
     rates = dict(zip(order, values, strict=True))
-    manifest = renewed(catalogue, bundle.manifest, new, f"Adaptation rates of {arguments.rates.name}.", evidence=None)
+    made = f"Adaptation rates of {arguments.rates.name}."
+    manifest = renewed(catalogue, bundle.manifest, new, made, evidence=None, state_budgets={})
     model = model_with(catalogue, key, replace(bundle.model.source, rates=rates))
     _publish(arguments, catalogue, key, manifest, model)
     return 0
@@ -306,6 +310,29 @@ def _judged_settings(
         print(f"{name}: {json.dumps(options)} is best for {who};")
         print(f"  on {len(clients['judge'])} held-out clients {in_words(found[name])}")
     return found
+
+
+def _judged_budgets(
+    arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: list[Client]
+) -> dict[str, StateBudget]:
+    """How few bytes stored states may take, by adapter; of `atp` alone, whose rates are new."""
+    with _bar("client") as advance:
+        found = choose_budget(
+            model,
+            bundle.manifest.input,
+            clients,
+            "atp",
+            _words(arguments, clients),
+            progress=lambda: advance("storing"),
+        )
+    if found is None:
+        return {}
+    print(
+        f"atp states may be stored in {found.nbytes / 1e3:,.1f} kB, a budget of {found.budget:.3g}: "
+        f"{100 * found.other:.2f} % of the answers to {len(clients)} tuning clients differ from those of exact states, "
+        f"{100 * -found.lost:+.2f} points"
+    )
+    return {"atp": found}
 
 
 def _publish(

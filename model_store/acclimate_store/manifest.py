@@ -250,6 +250,24 @@ SAFEST: Final = "consensus"
 """The adapter that hardly harms anybody, which answers as long as no labels say what is better."""
 
 
+STATE_BUDGET: Final = 1 / 8
+"""Share of its exact bytes that a stored state may take where nothing was learned about it."""
+
+
+class StateBudget(Record):
+    """How few bytes the stored states of an adapter may take, as clients showed of which nothing else was learned.
+
+    `budget` is the share of their exact bytes. Stored and restored after every batch, a state took `nbytes` in the
+    mean, the share `other` of all answers was not that of exact states, and their accuracy was less by `lost`.
+    """
+
+    budget: Annotated[float, Field(gt=0, le=1)]
+    nbytes: Annotated[float, Field(ge=0)]
+    other: Annotated[float, Field(ge=0, le=1)]
+    lost: Annotated[float, Field(ge=-1, le=1)]
+    of: Text
+
+
 class Default(NamedTuple):
     """What clients begin with that choose no adapter."""
 
@@ -275,7 +293,8 @@ class Manifest(Record):
     Runtime. `metrics` are free: name to value. `golden` is there where a golden batch is. `measured` is there once
     labelled images were seen. `evidence` is that of the adapter that is to be the default, which it is if the evidence
     suffices. `settings` are hyper-parameters that adapters have here unless others are named, with what they gain.
-    `provenance` says in words how the bundle was made.
+    `state_budgets` say by adapter how few bytes a stored state may take. `provenance` says in words how the
+    bundle was made.
     """
 
     schema_version: Literal[1]
@@ -292,6 +311,7 @@ class Manifest(Record):
     measured: Measured | None = None
     evidence: Evidence | None = None
     settings: Mapping[str, Evidence] = Field(default_factory=dict)
+    state_budgets: Mapping[str, StateBudget] = Field(default_factory=dict)
     licence: Text
     provenance: Text
 
@@ -317,6 +337,11 @@ class Manifest(Record):
     def options(self) -> dict[str, Mapping[str, JsonValue]]:
         """Hyper-parameters that were chosen for this model, by adapter."""
         return {adapter: each.options for adapter, each in self.settings.items()}
+
+    def state_budget(self, adapter: str) -> float:
+        """Share of its exact bytes that a stored state of an adapter may take, unless the operator says otherwise."""
+        learned = self.state_budgets.get(adapter)
+        return STATE_BUDGET if learned is None else learned.budget
 
     def default(self, servable: bool) -> Default:
         """The adapter of clients that choose none: one whose gain is proven, else `SAFEST` where it can serve.

@@ -176,9 +176,10 @@ class Settings(BaseSettings):
     inline_max: int = Field(128 * 2**10, ge=1)
     """Largest state in bytes that every batch writes whole; of larger ones, the batches are written."""
 
-    state_budget: float = Field(1 / 8, gt=0, le=1)
+    state_budget: float | None = Field(None, gt=0, le=1)
     """Share of its exact bytes that a stored state may take, where the adapter tolerates rounding (`atp`); 1 rounds
-    nothing. docs/reference-state.md says what it costs."""
+    nothing. None takes what `acclimate learn` found for the bundle, and else 1/8. docs/reference-state.md says what it
+    costs."""
 
     influence: float = Field(0.0, ge=0, le=1e6)
     """Bound of what one batch may do to a client's state, against the client's own batches before: 1 lets it count for

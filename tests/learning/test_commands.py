@@ -35,8 +35,9 @@ def learn(*words: object) -> int:
 
 
 def test_learning_publishes_rates_with_what_they_gain(
-    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    store: Path, data: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("acclimate_learning.budgets.FEWEST_ROWS", 40)  # as many as the tuning clients have
     assert learn("--data", data(), "--rounds", 2, "--lr", 0.01, "--shift", "label") == 0
     out = capsys.readouterr().out
     assert "learned in 2 rounds with a learning rate of 0.01; best after" in out
@@ -56,6 +57,9 @@ def test_learning_publishes_rates_with_what_they_gain(
     assert f"fedthe: {json.dumps(settings.options)} is best for 2 tuning clients that enrol" in out
     assert settings.of.startswith("5 simulated clients of data.npz, shift label, seed 0, enrolled")
     assert settings.clients == 5
+    stored = manifest.state_budgets["atp"]
+    assert stored.of == "2 simulated clients of data.npz, shift label, seed 0"
+    assert f"atp states may be stored in {stored.nbytes / 1e3:,.1f} kB, a budget of" in out
 
 
 def test_the_same_seed_gives_the_same_bundle(store: Path, data: Callable[..., Path]) -> None:

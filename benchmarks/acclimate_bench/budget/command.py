@@ -28,7 +28,7 @@ from acclimate_bench.data.shift import Shift
 from acclimate_bench.data.shifts import Folders
 from acclimate_bench.errors import BenchError
 from acclimate_bench.options import Progress, Subparsers, number, positive, prepare_outputs, progress_bar
-from acclimate_service.settings import Settings
+from acclimate_store.manifest import STATE_BUDGET
 
 ADAPTER = "atp"
 FROZEN: Final = 0.0
@@ -141,7 +141,7 @@ def _row(row: Sequence[Portion], exact: float) -> list[str]:
 
 def report_targets(portions: Sequence[Portion]) -> None:
     """Print whether the service's default budget keeps to the targets, if it was measured."""
-    budget = float(Settings.model_fields["state_budget"].default)
+    budget = STATE_BUDGET
     rows = by_budget(portions)
     if budget not in rows:
         return

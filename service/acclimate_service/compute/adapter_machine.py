@@ -53,7 +53,7 @@ class AdapterMachine:
         background: Executor,
         *,
         exact_above: int,
-        state_budget: float = 1.0,
+        state_budget: float | None = 1.0,
     ) -> None:
         """Take over the collaborators; whoever made them closes them.
 
@@ -151,7 +151,10 @@ class AdapterMachine:
         return state.state.adapter
 
     def _pack(self, state: ClientState) -> bytes:
-        return pack(state, self._state_budget, self._weights(state.configuration))
+        budget = self._state_budget
+        if budget is None:
+            budget = self._bundle.manifest.state_budget(state.state.adapter)
+        return pack(state, budget, self._weights(state.configuration))
 
     def _pack_held(self, held: list[ClientState]) -> bytes:
         return self._pack(held[0])
