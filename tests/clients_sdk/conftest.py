@@ -92,6 +92,8 @@ def usual_answer(request: Recorded) -> Reply:
         )
     if request.path == "/clients":
         return Reply(body={"model": MODEL, "clients": [listed_client()], "next": None, "later": 1})
+    if request.path == "/states":
+        return Reply(body=json.dumps({"exported": 0, "failed": 0, "next": None}).encode())
     if request.path == "/adapters":
         return Reply(body={"model": MODEL, "adapters": [adapter_entry()]})
     if request.path == "/models":
