@@ -79,6 +79,41 @@ async def test_each_further_rollback_goes_further_back_until_nothing_is_kept(mak
         await roll_back(replica)
 
 
+@SIZES
+async def test_what_is_no_longer_kept_leaves_nothing_behind(make_keeper, admin, size: int):
+    replica = make_keeper(size)
+    await send(replica, *(b"%d" % number for number in range(8)))
+    slots = replica.client.kept(replica.model)[1:]
+    assert len(await kept(replica)) == await admin.exists(*slots) == 3
+    await roll_back(replica)
+    assert len(await kept(replica)) == await admin.exists(*slots) == 2
+
+
+async def test_a_state_is_kept_as_it_was_in_a_place_that_outlived_its_entry(make_keeper, admin):
+    """What was there had more chunks; the index, which lives shorter than they, has forgotten them."""
+    replica = make_keeper()
+    slot = replica.client.kept(replica.model)[1]
+    await replica.apply(b"1")
+    await admin.hset(slot, mapping={"0": b"old", "1": b"older"})
+    await pass_time(replica, 1000)
+    await send(replica, b"2")
+    assert await admin.hlen(slot) == 1
+    assert (await roll_back(replica)).answer == answer_after(b"1")
+
+
+@pytest.mark.parametrize("later", [40, LARGE], ids=["whole", "by journal"])
+async def test_a_snapshot_that_is_lost_is_not_kept_and_stops_nothing(make_keeper, admin, later: int):
+    """The replica has the state in memory, and goes on from there."""
+    replica = make_keeper(machine=Toy(lambda count: LARGE if count < 2 else later))
+    await send(replica, b"1")
+    (snapshot,) = await admin.keys("*:s:*")
+    await admin.delete(snapshot)
+    await send(replica, b"2")
+    assert await kept(replica) == []
+    assert await replica.seen() == (2, answer_after(b"1", b"2", PROBE))
+    assert await make_keeper(later).seen() == (2, answer_after(b"1", b"2", PROBE))
+
+
 async def test_a_version_that_is_not_kept_is_refused_with_those_that_are(make_keeper):
     replica = make_keeper()
     await send(replica, b"1", b"2", b"3")
