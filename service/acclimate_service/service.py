@@ -307,6 +307,8 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     kept = scopes.kept(bundle.model, configurations, candidates)
     stack.push_async_callback(kept.aclose, settings.drain_budget_s)
     sessions, fleet, arms = kept.sessions, kept.fleet, kept.arms
+    for heard in kept.evidence:  # so that a restart changes no answer
+        await heard.hear()
     if arms is not None:
         machine.hear = arms.keep_fresh
 

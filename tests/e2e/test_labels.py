@@ -5,14 +5,21 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 from exactly_once.fleet import Fleet
 
+from acclimate_adapters import create, guarded_step
+from acclimate_adapters.portfolio import counted
+from acclimate_adapters.state import State
 from acclimate_client import Client, LabelledRow
 from acclimate_client.errors import AcclimateClientError
 from acclimate_service.guard.evidence import WEIGHT
+from acclimate_store import Catalogue
 
+BUNDLES = Path(__file__).parents[2] / "model_store" / "bundles"
 CLIENTS = 8
 BATCHES = 20
 ROWS = 10
@@ -30,12 +37,18 @@ def insist(call):
 
 
 def serve_and_tell(url, client, batches, dice):
-    """Send batches, and tell the label of every row: in two overlapping parts, repeated, and both at once."""
+    """Send batches, and tell the label of every row: in two overlapping parts, repeated, and both at once.
+
+    Returns:
+        The labels told, [N].
+    """
+    labels = list[int]()
     with Client(url, max_retries=0) as sdk, ThreadPoolExecutor(3) as pool:
         for number, images in enumerate(batches):
             key = f"{client}-{number}"
             prediction = insist(lambda: sdk.predict(client, images, idempotency_key=key))  # noqa: B023
-            rows = [LabelledRow(prediction.request_id, row, dice.randrange(10)) for row in range(ROWS)]
+            labels += [dice.randrange(10) for _ in range(ROWS)]
+            rows = [LabelledRow(prediction.request_id, row, labels[row - ROWS]) for row in range(ROWS)]
             parts = {f"{key}-a": rows[:7], f"{key}-b": rows[4:]}
             told = [
                 pool.submit(insist, lambda key=key, part=part: sdk.feedback(client, part, idempotency_key=key))
@@ -43,11 +56,24 @@ def serve_and_tell(url, client, batches, dice):
             ]
             for each in told:
                 each.result()
+    return labels
+
+
+def told_by_kind(batches, labels):
+    """Labelled rows by which arms had them right, of an uninterrupted client; of the last batch only the first row."""
+    bundle, adapter = Catalogue(BUNDLES).load("fashion-cnn"), create("portfolio")
+    state, predicted = adapter.init(bundle.model), []
+    for images in batches:
+        step = guarded_step(adapter, bundle.model, state, bundle.prepare(images))
+        state = step.state
+        predicted.append(torch.cat([step.frozen_logits.argmax(-1, keepdim=True), step.by_arm], dim=1))
+    rows = BATCHES * ROWS + 1
+    return tuple(counted(torch.cat(predicted)[:rows], torch.tensor(labels[:rows])).tolist())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("balanced")
-@pytest.mark.parametrize("adapter", ["atp", "fedcal"])
+@pytest.mark.parametrize("adapter", ["atp", "fedcal", "portfolio"])
 def test_no_label_is_lost_or_counted_twice_by_replicas_that_are_killed(tmp_path, stream, adapter):
     over, dice = threading.Event(), random.Random(adapter)
 
@@ -65,8 +91,7 @@ def test_no_label_is_lost_or_counted_twice_by_replicas_that_are_killed(tmp_path,
                 pool.submit(serve_and_tell, url, f"cam-{n}", stream(n, BATCHES), random.Random(n))
                 for n in range(CLIENTS)
             ]
-            for run in runs:
-                run.result()
+            labels = [run.result() for run in runs]
         finally:
             over.set()
         killing.result()
@@ -78,6 +103,12 @@ def test_no_label_is_lost_or_counted_twice_by_replicas_that_are_killed(tmp_path,
                 last = [LabelledRow(prediction.request_id, 0, 0)]
                 told = insist(lambda: sdk.feedback(client, last))  # noqa: B023
                 assert told.guard.evidence.labelled == BATCHES * ROWS + 1
+                left = insist(lambda: [*sdk.asks(client)])  # noqa: B023
+                assert {each.request_id for each in left} <= {prediction.request_id}, "all others are answered"
+                if adapter == "portfolio":
+                    state = State.from_bytes(insist(lambda: sdk.export_state(client)))  # noqa: B023
+                    sent = [*stream(number, BATCHES), images]
+                    assert create(adapter).told(state) == told_by_kind(sent, [*labels[number], *[0] * ROWS])
             evidence = insist(lambda: sdk.evidence("fashion-cnn"))
         (row,) = evidence.adapters
         assert (row.clients, row.evidence.labelled) == (CLIENTS, CLIENTS * WEIGHT)
