@@ -26,6 +26,9 @@ def add_parsers(commands: Subparsers) -> None:
     serve.add_argument("--repeats", type=positive, default=200, help="of each request (default: 200)")
     serve.add_argument("--peers", type=Path, default=CACHE, metavar="FOLDER", help=f"of LitServe (default: {CACHE})")
     serve.add_argument("--no-peers", dest="peers", action="store_const", const=None, help="leave LitServe out")
+    clients = _command(commands, "clients", "what a Redis holds of very many clients, and what a batch costs then")
+    clients.add_argument("--clients", type=positive, default=100_000, help="how many (default: 100000)")
+    clients.add_argument("--budget", type=float, default=0.001, help="share of exact bytes (default: 0.001)")
     for name, text in (
         ("state", "what it costs that every answered batch is durable: time, bytes, takeovers"),
         ("replays", "how long clients wait whose states are computed again after a crash"),
