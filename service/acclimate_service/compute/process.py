@@ -6,6 +6,7 @@ How many threads torch takes for one operation depends on the thread that asks, 
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -77,9 +78,14 @@ def background() -> ThreadPoolExecutor:
 
 def _step_back() -> None:
     take_threads(1)
-    if sys.platform == "linux":  # where it is the calling thread's own; elsewhere it would be the whole process
+    step_back(threading.get_native_id(), _YIELDING)
+
+
+def step_back(thread: int, by: int) -> None:
+    """Make a thread of this process so much nicer, for good: only the privileged may take that back."""
+    if sys.platform == "linux":  # where a thread has a priority of its own; elsewhere it would be the whole process
         with suppress(OSError):  # a sandbox may forbid it, and a thread that does not begin would break the pool
-            os.nice(_YIELDING)
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + by)
 
 
 def available_cores(root: Path = Path("/")) -> int:

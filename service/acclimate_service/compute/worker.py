@@ -1,7 +1,8 @@
-"""The thread that runs torch, the queue of those who wait for it, and a second one by which short work overtakes."""
+"""The thread that runs torch, the queue of those who wait for it, and threads beside by which short work overtakes."""
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from acclimate_service.compute.process import slice_of, take_threads
+from acclimate_service.compute.process import slice_of, step_back, take_threads
 from acclimate_service.compute.shares import FLOW, Flow, Shares
 from acclimate_service.metrics import SPELLS
 
@@ -26,13 +27,17 @@ THREAD: Final = "acclimate-torch"
 """How the name of the thread begins."""
 MOST_ROWS: Final = 128
 """Rows that are taken together: more gain little over two halves, and let whoever came in between wait too long."""
-SHORTER: Final = 4
+SHORTER: Final = 3
 """How many times as long as that of others somebody's work must be at least for theirs to overtake it."""
+MOST_BESIDE: Final = 2
+"""Threads by which work overtakes: what has overtaken may be overtaken once more."""
 PATIENCE_S: Final = 0.015
 """Seconds that work goes on before any overtakes it."""
 KEPT_S: Final = 1.0
-"""Seconds for which the second thread lives on after its last work. While it is there, OpenMP's threads are more than
+"""Seconds for which a thread beside lives on after its last work. While it is there, OpenMP's threads are more than
 the cores, and sleep where they would stay awake for their next work: that makes every step slower."""
+BACK: Final = 10
+"""How much nicer work that is overtaken becomes: of a core that both want it gets a tenth."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +64,7 @@ class _Lane:
         undecided: of these, how many have yet to say whether their work is still wanted.
         began: when what is at hand was begun; None while there is nothing.
         ended: when it had something to do last.
+        stepped_back: whether what is at hand was overtaken.
     """
 
     def __init__(self, threads: int) -> None:
@@ -66,8 +72,28 @@ class _Lane:
         self.undecided = 0
         self.began: float | None = None
         self.ended = 0.0
-        self.executor = ThreadPoolExecutor(1, THREAD)
-        self.executor.submit(take_threads, threads).result()
+        self._threads, self._closed = threads, False
+        self._start()
+
+    def _start(self) -> None:
+        self.stepped_back, self.executor = False, ThreadPoolExecutor(1, THREAD)
+        self._thread = self.executor.submit(self._prepare).result()
+
+    def _prepare(self) -> int:
+        take_threads(self._threads)
+        return threading.get_native_id()
+
+    def step_back(self) -> None:
+        """Have the work at hand leave the cores to what overtakes it, where both want them."""
+        if self.began is not None and not self.stepped_back:
+            self.stepped_back = True
+            step_back(self._thread, BACK)
+
+    def renew(self) -> None:
+        """Have another thread do what is next: one that stepped back may not come forward."""
+        if not self._closed:
+            self.executor.shutdown(wait=False)
+            self._start()
 
     @property
     def busy_s(self) -> float:
@@ -81,6 +107,7 @@ class _Lane:
 
     def close(self, patience_s: float) -> bool:
         """Finish the work at hand and stop the thread; False if that takes longer than this patience."""
+        self._closed = True
         self.executor.shutdown(wait=False, cancel_futures=True)
         for thread in self.executor._threads:
             thread.join(None if patience_s == math.inf else patience_s)
@@ -93,8 +120,8 @@ class Worker:
     Work that can be done together is: all of it that has queued up while the thread was busy, up to `MOST_ROWS`. Nobody
     waits for company: a thread that has nothing to do begins with the first that comes.
 
-    Nobody waits for the end of others' much longer work, which cannot be interrupted: a second thread does theirs
-    beside, and the kernel divides the cores between the two. That thread is there only as long as it is wanted.
+    Nobody waits for the end of others' much longer work, which cannot be interrupted: another thread does theirs
+    beside, and what it overtakes leaves the cores to it. That thread is there only as long as it is wanted.
     """
 
     def __init__(self, threads: int | None = None, *, overtaking: bool = True) -> None:
@@ -110,9 +137,9 @@ class Worker:
         self._threads = threads or torch.get_num_threads()
         self._queue: list[_Waiting] = []
         self._lane = _Lane(self._threads)
-        self._beside: _Lane | None = None
+        self._beside: list[_Lane] = []
         self._overtaking = overtaking
-        self._timer: asyncio.TimerHandle | None = None  # until somebody may overtake, or the second thread is to end
+        self._timer: asyncio.TimerHandle | None = None  # until somebody may overtake
         self._shares = Shares()
         take_threads(1)
 
@@ -189,7 +216,7 @@ class Worker:
 
     def close(self, patience_s: float = math.inf) -> bool:
         """Finish the work at hand and stop the threads; False if that takes longer than this patience, for each."""
-        ended = [lane.close(patience_s) for lane in (self._lane, self._beside) if lane is not None]
+        ended = [lane.close(patience_s) for lane in (self._lane, *self._beside)]
         return all(ended)
 
     def _begin(self, lane: _Lane, group: list[_Waiting]) -> None:
@@ -221,7 +248,7 @@ class Worker:
 
     def _go_on(self, lane: _Lane) -> None:
         """Let the thread, which has nothing to do, begin with what is next of those who wait."""
-        if lane is self._beside:
+        if lane is not self._lane:
             lane.ended = time.monotonic()
             asyncio.get_running_loop().call_later(KEPT_S, self._retire, lane, lane.ended)
         elif self._queue:
@@ -230,27 +257,35 @@ class Worker:
             self._overtake()
 
     def _overtake(self) -> None:
-        """Let work that waits overtake much longer work at hand, once that has gone on for a while."""
-        if not self._overtaking or self._timer is not None or (self._beside is not None and self._beside.group):
+        """Let work that waits overtake all work at hand, if that is much longer and has gone on for a while."""
+        if not self._overtaking or self._timer is not None:
             return
-        if not any(map(self._lane.may_be_overtaken, self._queue)):
+        busy, free = self._busy(), [lane for lane in self._beside if not lane.group]
+
+        def shorter(waiting: _Waiting) -> bool:
+            return all(lane.may_be_overtaken(waiting) for lane in busy)
+
+        if len(busy) > MOST_BESIDE or not any(map(shorter, self._queue)):
             return
-        wait_s = PATIENCE_S - self._lane.busy_s
+        wait_s = PATIENCE_S - min([lane.busy_s for lane in busy], default=math.inf)
         if wait_s > 0:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_again)
             return
-        if self._beside is None:
-            self._beside = _Lane(self._threads)
-        self._begin(self._beside, self._next(self._lane.may_be_overtaken))
+        if not free:
+            free.append(_Lane(self._threads))
+            self._beside += free
+        for lane in busy:
+            lane.step_back()
+        self._begin(free[0], self._next(shorter))
 
     def _look_again(self) -> None:
         self._timer = None
         self._overtake()
 
     def _retire(self, lane: _Lane, ended: float) -> None:
-        """End the second thread if it has had nothing to do since."""
-        if self._beside is lane and lane.ended == ended and not lane.group:
-            self._beside = None
+        """End a thread beside if it has had nothing to do since."""
+        if lane in self._beside and lane.ended == ended and not lane.group:
+            self._beside.remove(lane)
             lane.close(0.0)
 
     def _next(self, wanted: Callable[[_Waiting], bool] | None = None) -> list[_Waiting]:
@@ -295,10 +330,12 @@ class Worker:
     def _settle(self, lane: _Lane, group: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
         if self._queue:
             self._charge(lane, group)
-        elif self._shares.had and self._is_last(lane):
+        elif self._shares.had and self._busy() == [lane]:
             self._shares.forget()
         lane.began, lane.group = None, []
-        if self._queue or lane is self._beside:
+        if lane.stepped_back:
+            lane.renew()
+        if self._queue or lane is not self._lane:
             self._go_on(lane)
         try:
             outcomes = done.result()
@@ -308,10 +345,8 @@ class Worker:
             if not waiting.outcome.done():  # else nobody waits for it any more
                 waiting.outcome.set_result(outcome)
 
-    def _is_last(self, lane: _Lane) -> bool:
-        """Whether the other thread has nothing to do."""
-        other = self._beside if lane is self._lane else self._lane
-        return other is None or not other.group
+    def _busy(self) -> list[_Lane]:
+        return [lane for lane in (self._lane, *self._beside) if lane.group]
 
     def _charge(self, lane: _Lane, group: Sequence[_Waiting]) -> None:
         """Let the time that was taken count for those who shared it; by rows, of which who shares with nobody has 1."""

@@ -1,6 +1,8 @@
 """Short work does not wait for the end of long work, which cannot be interrupted."""
 
 import asyncio
+import os
+import sys
 import threading
 
 import pytest
@@ -115,6 +117,60 @@ async def test_what_overtakes_is_computed_by_as_many_threads_and_the_second_thre
     await asyncio.to_thread(beside.join, 30)
     assert not beside.is_alive()
     assert await worker.share(doubled, 1, 1, always, seconds=SHORT_S) == 2
+
+
+async def test_what_was_overtaken_may_be_overtaken_by_still_shorter_work(worker, long):
+    """A batch of 64 images, which has overtaken one of 256, would hold up one of ten."""
+    release, begun = threading.Event(), threading.Event()
+    middle = [begun.set, release.wait]
+    between = asyncio.create_task(
+        worker.share(lambda works: [[each() for each in works[0]]], middle, None, always, 1.0)
+    )
+    await asyncio.to_thread(begun.wait, 30)
+    try:
+        assert await asyncio.wait_for(worker.share(doubled, 1, 1, always, seconds=1 / SHORTER), 30) == 2
+    finally:
+        release.set()
+    await between
+    assert not long.is_set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux alone")
+async def test_what_is_overtaken_leaves_the_cores_to_what_overtakes_it_and_no_later_work_does(worker):
+    """Beside 256 images of another client, ten took four times as long as alone when both had the same priority."""
+    release, begun = threading.Event(), threading.Event()
+
+    def niceness(works):
+        return [os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
+
+    def work(works):
+        begun.set()
+        release.wait()
+        return niceness(works)
+
+    usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    overtaken = asyncio.create_task(worker.share(work, 0, None, always, seconds=LONG_S))
+    await asyncio.to_thread(begun.wait, 30)
+    assert await worker.share(niceness, 0, None, always, seconds=SHORT_S) == usual
+    release.set()
+    assert await overtaken == min(usual + module.BACK, 19)
+    assert await worker.share(niceness, 0, None, always, seconds=LONG_S) == usual
+
+
+async def test_closing_while_work_is_overtaken_leaves_no_thread(worker):
+    release, begun = threading.Event(), threading.Event()
+    before = set(threading.enumerate())
+    overtaken = asyncio.create_task(
+        worker.share(lambda works: [(begun.set(), release.wait())], 0, None, always, seconds=LONG_S)
+    )
+    await asyncio.to_thread(begun.wait, 30)
+    assert await worker.share(doubled, 1, 1, always, seconds=SHORT_S) == 2
+    assert not worker.close(0.0)
+    release.set()
+    await overtaken
+    left = [each for each in threading.enumerate() if each.name.startswith(module.THREAD) and each not in before]
+    await asyncio.to_thread(lambda: [each.join(30) for each in left])
+    assert not any(each.is_alive() for each in left)
 
 
 async def test_short_work_that_is_not_admitted_is_not_begun_and_blocks_nobody(worker, long):
