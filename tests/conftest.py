@@ -3,8 +3,9 @@
 import gc
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +42,34 @@ def module() -> Callable[[str], ModuleType]:
             _do_without(name)
 
     return find
+
+
+@pytest.fixture(scope="module")
+def browser(program: Callable[[str], str], module: Callable[[str], ModuleType]) -> Iterator[Any]:
+    """Headless Chromium, by Playwright."""
+    with module("playwright.sync_api").sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def axe(program: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], list[Any]]:
+    """What axe-core, as it is published, finds wrong with a page."""
+    folder = tmp_path_factory.mktemp("axe")
+    command = [program("npm"), "pack", "axe-core@4", "--silent", "--fetch-retries=0"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        pytest.skip(f"npm finds no packages: {done.stderr.strip()[-300:]}")
+    subprocess.run(["tar", "xzf", *(str(each) for each in folder.glob("*.tgz"))], cwd=folder, check=True)
+    source = (folder / "package" / "axe.min.js").read_text()
+
+    def violations(page: Any) -> list[Any]:
+        page.evaluate(source)
+        found = page.evaluate("axe.run(document).then(({ violations }) => violations)")
+        return [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found]
+
+    return violations
 
 
 def _do_without(what: str) -> NoReturn:

@@ -38,6 +38,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path, replay: Callable[[
         "(default: those that the network can have)",
     )
     learn.add_argument("--checkpoint", type=Path, metavar="FILE", help="written as it goes on; taken up if it is there")
+    _add_report(learn)
     learn.set_defaults(run=by_name(_COMMANDS, "learn"))
 
     text = "judge every adapter that a bundle can serve on labelled client streams, and say which to choose"
@@ -58,6 +59,7 @@ def add_parser(subparsers: "Subparsers", default_store: Path, replay: Callable[[
     )
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     evaluate.add_argument("--picture", type=Path, metavar="FILE", help="draw the gains there, as SVG")
+    _add_report(evaluate)
     evaluate.add_argument("--write", action="store_true", help="publish the next version with what is recommended")
     evaluate.set_defaults(run=by_name(_COMMANDS, "evaluate"), replay=replay)
 
@@ -79,6 +81,12 @@ def _add_common(parser: argparse.ArgumentParser, default_store: Path) -> None:
         "--allow-import", action="append", default=[], metavar="MODULE:CALLABLE", help="architecture to trust"
     )
     parser.add_argument("--no-onnx", action="store_true", help="export no graphs for ONNX Runtime")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write what was found there as a page to read, in one HTML file"
+    )
 
 
 def _add_population(parser: argparse.ArgumentParser) -> None:

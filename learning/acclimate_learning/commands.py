@@ -21,8 +21,11 @@ from acclimate_learning.errors import LearningError
 from acclimate_learning.evaluation import Evaluation, in_words
 from acclimate_learning.judging import Judgement, judge
 from acclimate_learning.likeness import families_like, read_unlabelled
-from acclimate_learning.picture import gains_picture
 from acclimate_learning.rates import Recipe, learn_rates
+from acclimate_learning.report import charts
+from acclimate_learning.report.evaluated import evaluated_page, gains_chart
+from acclimate_learning.report.learned import Lesson, learned_page
+from acclimate_learning.report.page import Made
 from acclimate_learning.settings import GRIDS, Options, choose_settings, judge_settings
 from acclimate_store import BundleKey, Catalogue, Manifest
 from acclimate_store.add_onnx import graphs_where_possible
@@ -41,6 +44,7 @@ NOT_UNASKED: Final = ("none", "memo", "portfolio")
 
 def learn(arguments: argparse.Namespace) -> int:
     """Learn rates, judge them, and publish the next version with both."""
+    _require_places(arguments)
     catalogue, key, new = _versions(arguments)
     bundle = catalogue.load(*key)
     spec = bundle.manifest.input
@@ -66,13 +70,18 @@ def learn(arguments: argparse.Namespace) -> int:
         print("no round was better for the tuning clients than no adaptation: try a smaller --lr, or more --rounds")
     source = replace(bundle.model.source, rates=learned.rates)
     model = model_with(catalogue, key, source)
-    evidence = _judged_rates(arguments, bundle, model, clients["judge"])
+    judged = _judged_rates(arguments, bundle, model, clients["judge"])
+    evidence = judged.evidence(_words(arguments, clients["judge"]))
     settings = {**bundle.manifest.settings, **_judged_settings(arguments, tuned, bundle, model, clients)}
     budgets = _judged_budgets(arguments, bundle, model, clients["tune"])
     made = f"Adaptation rates learned from {len(clients['teach'])} clients of {arguments.data.name}, {recipe}."
     changes = {"evidence": evidence, "settings": settings, "state_budgets": budgets}
     manifest = renewed(catalogue, bundle.manifest, new, made, **changes)
     _publish(arguments, catalogue, key, manifest, model)
+    if arguments.report:
+        default = str(manifest.default(not missing(create(SAFEST), model)))
+        lesson = Lesson(bundle.manifest, manifest, model.content_hash, default, learned, clients, judged)
+        _write(arguments.report, learned_page(lesson, Made.now(arguments.words)))
     return 0
 
 
@@ -121,13 +130,18 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(found.figures(), indent=2) + "\n")
     if arguments.picture:
-        arguments.picture.write_text(gains_picture(found.evidence))
+        arguments.picture.write_text(charts.file(gains_chart(found.evidence)))
+    published = ""
     if arguments.write:
         kept = {file: catalogue.directory(key) / file for file in GRAPHS if file in bundle.manifest.files}
         evidence = found.recommended or found.refuted
         manifest = renewed(catalogue, bundle.manifest, new, f"Default adapter judged on {of}.", evidence=evidence)
         publish(catalogue, key, manifest, bundle.model.source, kept)
-        print(f"{new}: published, {manifest.default(not missing(create(SAFEST), bundle.model))}")
+        published = f"{new}: published, {manifest.default(not missing(create(SAFEST), bundle.model))}"
+        print(published)
+    if arguments.report:
+        made = Made.now(arguments.words)
+        _write(arguments.report, evaluated_page(found, bundle.model.content_hash, made, published))
     return 0
 
 
@@ -209,10 +223,15 @@ def _streams(arguments: argparse.Namespace, bundle: Bundle) -> list[Client]:
 
 def _require_places(arguments: argparse.Namespace) -> None:
     """Refuse at once, and not after an hour, what cannot be written."""
-    for option in ("json", "picture"):
+    for option in ("json", "picture", "report"):
         path = getattr(arguments, option, None)
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise LearningError(f"--{option} {path}: give a file in a folder that is there")
+
+
+def _write(path: Path, report: str) -> None:
+    """Write a report; of a name that is no text, such as that of a folder in another encoding, the bytes are shown."""
+    path.write_bytes(report.encode(errors="backslashreplace"))
 
 
 def _replay(arguments: argparse.Namespace) -> Replay:
@@ -278,7 +297,9 @@ def _tuned(asked: str | None, model: FrozenModel) -> list[str]:
     return names
 
 
-def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: list[Client]) -> Evidence:
+def _judged_rates(
+    arguments: argparse.Namespace, bundle: Bundle, model: FrozenModel, clients: list[Client]
+) -> Judgement:
     with _bar("client") as advance:
         told = judge(model, bundle.manifest.input, clients, "atp", progress=lambda: advance("judging"))
     evidence = told.evidence(_words(arguments, clients))
@@ -287,7 +308,7 @@ def _judged_rates(arguments: argparse.Namespace, bundle: Bundle, model: FrozenMo
     for kind in kinds if len(kinds) > 1 else ():
         rows = [index for index, client in enumerate(clients) if client.kind == kind]
         print(f"  {kind:<8} {100 * float(told.gains[rows].mean()):+.1f} points on {len(rows)} clients")
-    return evidence
+    return told
 
 
 def _judged_settings(

@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit status is 0, or 2 with one clear message when it cannot."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(words, argparse.Namespace(words=words))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return int(options.run(options))

@@ -1,5 +1,6 @@
 """A small network that clients can be simulated for in no time."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from acclimate_learning.clients import Pool
 from acclimate_store import Bundle, Catalogue, load_streams
 
 SHIPPED = Path(__file__).parents[2] / "model_store"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model store of one's own, which the command has."""
+    monkeypatch.setenv("ACCLIMATE_MODEL_STORE", str(tmp_path / "store"))
+    shutil.copytree(SHIPPED / "bundles/fashion-cnn", tmp_path / "store/fashion-cnn")
+    return tmp_path / "store"
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +18,7 @@ from acclimate_store import Bundle, Catalogue
 
 pytestmark = pytest.mark.integration
 
-SHIPPED = Path(__file__).parents[2] / "model_store/bundles"
 SMALL = ("--teachers", "3", "--judges", "5", "--teacher-images", "20", "--judge-images", "20", "--no-onnx")
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ACCLIMATE_MODEL_STORE", str(tmp_path / "store"))
-    shutil.copytree(SHIPPED / "fashion-cnn", tmp_path / "store/fashion-cnn")
-    return tmp_path / "store"
 
 
 def learn(*words: object) -> int:
@@ -197,7 +188,7 @@ def test_budgets_are_shares(share: str, store: Path, capsys: pytest.CaptureFixtu
     assert "use a share of the rows from 0 to 1, such as 0.01" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--json", "--picture"])
+@pytest.mark.parametrize("option", ["--json", "--picture", "--report"])
 def test_places_that_cannot_be_written_are_refused_before_any_work(
     option: str, store: Path, data: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

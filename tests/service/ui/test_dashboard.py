@@ -1,7 +1,6 @@
 """The dashboard in a real browser: it shows the numbers of the interface, live, and asks before it does anything."""
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -16,27 +15,6 @@ ROOT = Path(__file__).parents[3]
 STREAMS = ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz"
 PICTURES = ROOT / "docs" / "images"
 DEADLINE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser(program, module):
-    playwright = module("playwright.sync_api").sync_playwright
-    with playwright() as started:
-        opened = started.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def axe(program, tmp_path_factory):
-    """Source of axe-core, as it is published."""
-    folder = tmp_path_factory.mktemp("axe")
-    command = [program("npm"), "pack", "axe-core@4", "--silent", "--fetch-retries=0"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        pytest.skip(f"npm finds no packages: {done.stderr.strip()[-300:]}")
-    subprocess.run(["tar", "xzf", *(str(each) for each in folder.glob("*.tgz"))], cwd=folder, check=True)
-    return (folder / "package" / "axe.min.js").read_text()
 
 
 @pytest.fixture
@@ -79,12 +57,6 @@ def opened(page, replica, place=""):
     page.goto(f"{replica.url}/ui#/{place}")
     page.wait_for_selector("h1")
     return page
-
-
-def violations(page, axe):
-    page.evaluate(axe)
-    found = page.evaluate("axe.run(document).then(({ violations }) => violations)")
-    return [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found]
 
 
 def row(page, client):
@@ -249,10 +221,10 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_its_screen(page, fleet, axe
         ("health", "tbody tr"),
     ):
         opened(page, replica, place).wait_for_selector(there)
-        assert violations(page, axe) == [], place
+        assert axe(page) == [], place
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
     opened(page, replica, "clients/prior").get_by_role("button", name="Delete", exact=True).click()
-    assert violations(page, axe) == [], "question"
+    assert axe(page) == [], "question"
 
 
 def test_it_is_used_by_the_keyboard_alone(page, fleet):
@@ -280,7 +252,7 @@ def test_with_keys_it_asks_for_one_and_forgets_it_with_the_tab(browser, make_rep
     page.get_by_label("API key").fill("acclimate_00000000_no")
     page.get_by_role("button").click()
     page.get_by_role("alert").wait_for()
-    assert violations(page, axe) == []
+    assert axe(page) == []
     page.get_by_label("API key").fill(key)
     page.get_by_role("button").click()
     row(page, "own").wait_for()
