@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from acclimate_bench.accuracy.measure import LeftOut
+from acclimate_bench.accuracy.report import Protocol
 from acclimate_bench.errors import BenchError
-from acclimate_bench.guard.plot import draw_guard
+from acclimate_bench.guard.plot import draw_guard, draw_spent
 from acclimate_bench.guard.replay import Run, Streams, Verdicts
 from acclimate_bench.guard.report import Guarded, GuardReport, Outcome, from_json, harm, merge, to_json
 from acclimate_bench.guard.text import to_text
@@ -20,7 +21,7 @@ Command = Callable[..., int]
 
 def runs(*accuracies: float, share: float = 0.05) -> Guarded:
     """Runs with these accuracies, where the frozen model has 80 % and the adapted one 84 %."""
-    outcomes = tuple(Outcome(each, -3.0, 1, 40, 0, (None, 9), 1) for each in accuracies)
+    outcomes = tuple(Outcome(each, 5.0, -3.0, 1, 40, 0, (None, 9), 1) for each in accuracies)
     return Guarded("label", "em", share, 2, 200, 80.0, 84.0, -5.0, 1, outcomes)
 
 
@@ -34,14 +35,26 @@ def test_a_run_in_numbers_by_hand() -> None:
     frozen, adapted = labels.copy(), labels.copy()
     frozen[0, 50:60] = 1  # 10 wrong in the second half
     adapted[1, :4] = 1  # 4 wrong in the first
+    labelled = np.zeros((2, 100), bool)
+    labelled[0, :5] = True
     streams = Streams("label", "em", labels, frozen, adapted)
     decided = Verdicts(frozenset({"harmful"}), "harmful", first=7, false_alarms=2)
     result = Guarded.of(
-        streams, 0.1, [Run(adapted == labels, labels > 0, Verdicts(frozenset()), (Verdicts(frozenset()), decided))]
+        streams, 0.1, [Run(adapted == labels, labelled, Verdicts(frozenset()), (Verdicts(frozenset()), decided))]
     )
     assert (result.frozen, result.adapted, result.guarded) == (90.0, 100.0, 100.0)
     assert (result.adapted_loss, result.adapted_harmed) == (-4.0, 1)
-    assert result.outcomes == (Outcome(100.0, -4.0, 1, None, 0, (None, 7), 1),)
+    assert result.outcomes == (Outcome(100.0, 2.5, -4.0, 1, None, 0, (None, 7), 1),)
+
+
+def test_what_is_drawn_of_labels_and_harm_is_the_share_of_all_clients_and_rows(tmp_path: Path) -> None:
+    few, many = runs(81.0, 82.0), replace(runs(83.0), shift="hybrid", clients=6, images=100)
+    many = replace(many, outcomes=(replace(many.outcomes[0], labelled=1.0, harmed=3),))
+    report = GuardReport(Protocol(seed=0, threads=1), 2, (few, many, replace(few, choice="asked")))
+    assert report.harmed(0.05, "random") == 100 * (1 + 3) / (2 + 6)
+    assert report.labelled(0.05, "random") == (400 * 5.0 + 600 * 1.0) / 1000
+    text = draw_spent(report, tmp_path / "spent").read_text()
+    assert all(f">{words}<" in text for words in ("random rows", "asked rows", "rows labelled, %"))
 
 
 def test_two_points_are_not_yet_harm() -> None:

@@ -52,18 +52,13 @@ def draw_spent(report: GuardReport, prefix: Path) -> Path:
         figure = Figure(figsize=(5.6, 3.2), layout="constrained")
         ax = figure.subplots()
         for choice, (colour, marker) in zip(report.choices, SHARES, strict=False):
+            labelled = [report.labelled(share, choice) for share in report.shares]
             harmed = [report.harmed(share, choice) for share in report.shares]
-            ax.plot([100 * share for share in report.shares], harmed, color=colour, marker=marker, markersize=4)
-            ax.annotate(
-                f"{choice} rows",
-                (100 * report.shares[-1], harmed[-1]),
-                (6, 0),
-                textcoords="offset points",
-                color=colour,
-            )
+            ax.plot(labelled, harmed, color=colour, marker=marker, markersize=4, label=f"{choice} rows")
         ax.set_ylim(0)
         ax.set_xlabel("rows labelled, %")
         ax.set_title(f"Clients that lose more than {HARM:.0f} points, %", loc="left")
+        ax.legend(frameon=False)
         clean(ax)
         return save(figure, prefix.with_name(f"{prefix.name}.svg"))
 

@@ -26,6 +26,7 @@ class Outcome:
     """One run in numbers: accuracy in %, differences in points."""
 
     guarded: float  # accuracy over the second half of the streams
+    labelled: float  # rows of whole streams whose label was told, in %
     loss: float  # change against frozen, over whole streams, of the client that fared worst; 0 when all of them gained
     harmed: int  # clients that lost more than HARM points
     fleet_first: int | None  # labelled rows until the fleet's first verdict
@@ -39,6 +40,7 @@ class Outcome:
         loss, harmed = harm(run.hits, streams.frozen_right)
         return cls(
             guarded=second_half(run.hits),
+            labelled=100 * float(run.labelled.mean()),
             loss=loss,
             harmed=harmed,
             fleet_first=run.fleet.first,
@@ -143,6 +145,13 @@ class GuardReport:
         results = self.only(lambda result: (result.share, result.choice) == (share, choice))
         harmed = sum(statistics.fmean(each.harmed for each in result.outcomes) for result in results)
         return 100 * harmed / sum(result.clients for result in results)
+
+    def labelled(self, share: float, choice: Choice) -> float:
+        """Rows whose label was told, in % of those of all methods and shifts, mean of the runs."""
+        results = self.only(lambda result: (result.share, result.choice) == (share, choice))
+        rows = [result.clients * result.images for result in results]
+        shares = [statistics.fmean(each.labelled for each in result.outcomes) for result in results]
+        return sum(share * number for share, number in zip(shares, rows, strict=True)) / sum(rows)
 
     @property
     def shifts(self) -> tuple[str, ...]:
