@@ -59,7 +59,7 @@ def learned_page(of: Lesson, made: Made) -> str:
     why = element("p", f"{of.default[0].upper()}{of.default[1:]}.")
     return page(
         f"What was learned for {of.after.key}", made, said, why, facts(about), _before_and_after(of), _clients(of),
-        _rates(of), _rounds(of), *_settings(of),
+        _rates(of), _rounds(of), *_settings(of), *_budgets(of),
     )  # fmt: skip
 
 
@@ -162,5 +162,23 @@ def _settings(of: Lesson) -> list[Element]:
             "Settings of other adapters",
             "The best of a few for the clients that tune; the gain is that on the clients that judge.",
             table("Settings", heading, rows),
+        )
+    ]
+
+
+def _budgets(of: Lesson) -> list[Element]:
+    """How few bytes stored states may take; no section where nothing was shown."""
+    if not of.after.state_budgets:
+        return []
+    rows = [
+        (name, f"{told.nbytes / 1e3:,.1f} kB", f"{told.budget:.3g}", percent(told.other, 2), f"{-100 * told.lost:+.2f}")
+        for name, told in of.after.state_budgets.items()
+    ]
+    heading = ("Adapter", "Stored state", "Share of exact bytes", "Answers that differ", "Points gained")
+    return [
+        section(
+            "How small stored states may be",
+            "The least budget that keeps the answers of exact states to the clients that tune.",
+            table("Budgets of stored states", heading, rows),
         )
     ]

@@ -150,8 +150,9 @@ def test_names_are_text_whatever_they_hold(store: Path, hostile: Path, tmp_path:
 
 
 def test_the_report_of_learning_has_rates_rounds_and_evidence(
-    store: Path, data: Callable[..., Path], tmp_path: Path
+    store: Path, data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("acclimate_learning.budgets.FEWEST_ROWS", 40)  # as many as the tuning clients have
     report = tmp_path / "learned.html"
     words = ["learn", "fashion-cnn/1", "--data", str(data()), "--teachers", "3", "--judges", "5", "--no-onnx", "--lr"]
     words += ["0.01", "--teacher-images", "20", "--judge-images", "20", "--rounds", "2", "--tune", "surgical"]
@@ -174,6 +175,9 @@ def test_the_report_of_learning_has_rates_rounds_and_evidence(
     assert len(page.tables["Judging clients"][1:]) == 5
     settings = after.manifest.settings["surgical"]
     assert page.tables["Settings"][1][:3] == ["surgical", json.dumps(settings.options), f"{100 * settings.gain:+.1f}"]
+    budget = after.manifest.state_budgets["atp"]
+    stored = page.tables["Budgets of stored states"][1]
+    assert stored[:3] == ["atp", f"{budget.nbytes / 1e3:,.1f} kB", f"{budget.budget:.3g}"]
     default = str(after.default())
     assert f"{default[0].upper()}{default[1:]}." in page.words
 
