@@ -13,7 +13,7 @@ from acclimate_bench.accuracy.report import Protocol
 from acclimate_bench.errors import BenchError
 from acclimate_bench.guard.plot import draw_guard, draw_spent
 from acclimate_bench.guard.replay import Run, Streams, Verdicts
-from acclimate_bench.guard.report import Guarded, GuardReport, Outcome, from_json, harm, merge, to_json
+from acclimate_bench.guard.report import Afterwards, Guarded, GuardReport, Outcome, from_json, harm, merge, to_json
 from acclimate_bench.guard.text import to_text
 
 Command = Callable[..., int]
@@ -55,6 +55,23 @@ def test_what_is_drawn_of_labels_and_harm_is_the_share_of_all_clients_and_rows(t
     assert report.labelled(0.05, "random") == (400 * 5.0 + 600 * 1.0) / 1000
     text = draw_spent(report, tmp_path / "spent").read_text()
     assert all(f">{words}<" in text for words in ("random rows", "asked rows", "rows labelled, %"))
+
+
+def test_what_is_best_is_known_afterwards_by_client() -> None:
+    labels = np.zeros((2, 100), int)
+    wrong = [np.zeros((2, 100), int) for _ in range(3)]
+    wrong[0][:, 50:60] = 1  # the frozen model has 80 % of each client's second half
+    wrong[1][0, 50:75] = 1  # 50 % and 100 %
+    wrong[2][1, 50:70] = 1  # 100 % and 60 %
+    some = Streams("label", "slow", labels[:1, :50], *[wrong[0][:1, :50]] * 2)
+    streams = [
+        some,
+        *(Streams("label", name, labels, wrong[0], of) for name, of in (("em", wrong[1]), ("t3a", wrong[2]))),
+    ]
+    assert Afterwards.of(streams) == Afterwards("label", 80.0, "t3a", 80.0, 100.0)
+    report = GuardReport(Protocol(seed=0, threads=1), 2, (runs(84.0),), afterwards=(Afterwards.of(streams),))
+    assert cells(to_text(report), "| label ")[0] == ["label", "t3a", "80.0", "80.0", "100.0"]
+    assert merge([report, report]).afterwards == report.afterwards * 2
 
 
 def test_two_points_are_not_yet_harm() -> None:
@@ -175,7 +192,7 @@ def test_the_command_measures_shows_and_shows_again(
     words = ("--data", folder, "--shifts", "label", "--methods", "em", "--labels", 0.5, 0.1, "--seeds", 2)
     assert bench("guard", *words, "--json", out / "run.json", "--plot", out / "guard") == 0
     printed = capsys.readouterr().out
-    assert [row[:2] for row in cells(printed, "| label")] == [["label", "em"]] * 4
+    assert [row[:2] for row in cells(printed, "| label")] == [["label", "em"]] * 5
     assert {path.name for path in out.iterdir()} == {"run.json", "guard.png", "guard.svg"}
     entries = json.loads((out / "run.json").read_bytes())["results"]
     assert [(entry["share"], entry["clients"], len(entry["outcomes"])) for entry in entries] == [

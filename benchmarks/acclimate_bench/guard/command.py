@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from acclimate_bench.data.shifts import Folders
 from acclimate_bench.errors import BenchError
 from acclimate_bench.guard import learning
 from acclimate_bench.guard.replay import CHOICES, Choice, Streams, recorded_streams, replay
-from acclimate_bench.guard.report import Guarded, GuardReport, from_json, merge, to_json
+from acclimate_bench.guard.report import Afterwards, Guarded, GuardReport, from_json, merge, to_json
 from acclimate_bench.guard.text import to_text
 from acclimate_bench.options import Subparsers, number, positive, prepare_outputs, progress_bar
 
@@ -88,6 +88,7 @@ def _measure(arguments: argparse.Namespace) -> GuardReport:
         arguments.seeds,
         _replays(streams, sorted(set(arguments.labels)), tuple(dict.fromkeys(arguments.choice)), arguments.seeds),
         tuple(entry for entry in found if isinstance(entry, LeftOut)),
+        tuple(Afterwards.of([*group]) for _, group in groupby(streams, key=lambda entry: entry.shift)),
     )
 
 

@@ -122,6 +122,32 @@ class Guarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Afterwards:
+    """What is best on one shift, known only afterwards: accuracy in % over the second half of the streams.
+
+    Of the methods that answer as much as any; `each` has for each client the best of them and the frozen model.
+    """
+
+    shift: str
+    frozen: float
+    method: str
+    best: float
+    each: float
+
+    @classmethod
+    def of(cls, streams: Sequence[Streams]) -> Self:
+        """The best of what several methods did for the same clients."""
+        size = max(one.labels.size for one in streams)
+        full = [one for one in streams if one.labels.size == size]
+        best = max(full, key=lambda one: second_half(one.adapted_right))
+        half = size // len(full[0].labels) // 2
+        clients = [full[0].frozen_right, *(one.adapted_right for one in full)]
+        each = np.max([hits[:, half:].mean(axis=1) for hits in clients], axis=0)
+        frozen, adapted = second_half(best.frozen_right), second_half(best.adapted_right)
+        return cls(best.shift, frozen, best.method, adapted, 100 * float(each.mean()))
+
+
+@dataclass(frozen=True, slots=True)
 class GuardReport:
     """All results of one protocol."""
 
@@ -129,6 +155,7 @@ class GuardReport:
     runs: int  # with the seeds 0, 1, ...
     results: tuple[Guarded, ...]
     left_out: tuple[LeftOut, ...] = ()
+    afterwards: tuple[Afterwards, ...] = ()  # one for each shift
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -194,4 +221,5 @@ def merge(reports: Sequence[GuardReport]) -> GuardReport:
     require_one_protocol(f"{report.protocol}; {report.runs} runs" for report in reports)
     results = tuple(result for report in reports for result in report.results)
     left_out = tuple(entry for report in reports for entry in report.left_out)
-    return GuardReport(reports[0].protocol, reports[0].runs, results, left_out)
+    afterwards = tuple(entry for report in reports for entry in report.afterwards)
+    return GuardReport(reports[0].protocol, reports[0].runs, results, left_out, afterwards)

@@ -20,6 +20,7 @@ VERDICTS = (
     "false alarms, fleet",
     "clients",
 )
+_SPENT = ("labelled, %", "harmed, %", "worst client", "accuracy")
 NOTE = f"""\
 `frozen`, `adapted`, `guarded`: accuracy over the second half of the streams. `vs better`: guarded against the better of
 frozen and adapted, mean of the runs; `lowest run`: the run that fared worst against frozen. `bars kept`: how many runs
@@ -36,6 +37,8 @@ def to_text(report: GuardReport) -> str:
     parts = [f"Top-1 accuracy in %, differences in points; {protocol}.", NOTE]
     if len(report.choices) > 1:
         parts += ["## Labels against harm", _spent(report)]
+    if report.afterwards:
+        parts += ["## Known only afterwards", _afterwards(report)]
     for choice in report.choices:
         for share in report.shares:
             parts += _section(report, share, choice)
@@ -45,11 +48,31 @@ def to_text(report: GuardReport) -> str:
 
 
 def _spent(report: GuardReport) -> str:
-    """Streams of clients that were harmed, by how many rows were labelled and how they were chosen."""
-    heading = ("rows labelled", *(f"harmed, {choice} rows, %" for choice in report.choices))
+    """How many streams of clients were harmed by how many labels, by how rows were chosen; all methods and shifts."""
+    heading = ("budget", *(f"{what}, {choice} rows" for choice in report.choices for what in _SPENT))
     rows = [
-        [f"{100 * share:g} %", *(f"{rounded(report.harmed(share, choice), 1):.1f}" for choice in report.choices)]
+        [
+            f"{100 * share:g} %",
+            *(f"{rounded(number, 1):.1f}" for each in report.choices for number in _spent_of(report, share, each)),
+        ]
         for share in report.shares
+    ]
+    return table(heading, rows)
+
+
+def _spent_of(report: GuardReport, share: float, choice: Choice) -> tuple[float, ...]:
+    results = report.only(lambda result: (result.share, result.choice) == (share, choice))
+    accuracy = statistics.fmean(result.guarded for result in results)
+    worst = min(outcome.loss for result in results for outcome in result.outcomes)
+    return report.labelled(share, choice), report.harmed(share, choice), worst, accuracy
+
+
+def _afterwards(report: GuardReport) -> str:
+    """The best method of each shift, and the best one of each client."""
+    heading = ("shift", "best method", "frozen", "adapted", "best of each client")
+    rows = [
+        [found.shift, found.method, *(f"{rounded(number, 1):.1f}" for number in (found.frozen, found.best, found.each))]
+        for found in report.afterwards
     ]
     return table(heading, rows)
 
