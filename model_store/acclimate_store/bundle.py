@@ -177,7 +177,7 @@ def write_files(
         root: the store.
         manifest: everything but `files`, which is filled in here.
         contents: by path inside the bundle: bytes, or a file elsewhere in the store, which is shared (a hard link) and
-            not copied where the file system can. A golden batch is recorded where the manifest has none.
+            not copied where the file system can. A golden batch is recorded where there is no file of one.
         allowed_imports: see `architectures.build`.
     """
     target = root / manifest.name / manifest.version
@@ -188,7 +188,7 @@ def write_files(
     staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
         _write(staging, contents)
-        if sealed.golden is None:
+        if GOLDEN_FILE not in contents:
             model = _read_model(staging, sealed, "cpu", allowed_imports)
             _probe(sealed, model)
             golden = {GOLDEN_FILE: record_golden(model, sealed.input)}
