@@ -132,9 +132,12 @@ class Record:
 
         Of such a row each label tells something, and of others none does. So many are asked as the budget has by now,
         which each batch brings a share of its rows. What is not spent is kept, as far as it is no more than all rows
-        that are remembered bring. The budget begins with a lot from 0 to 1: so clients of few rows are asked too, and
-        a fleet no more than its share. Rows are drawn by lots that are made from request ids: a batch that is computed
-        again asks the same.
+        that are remembered bring. The budget begins with a lot u from 0 to 1, so that clients of few rows are asked
+        too: of n rows at most the whole part of u + share n, which is share n on average. So all clients together need
+        no budget of their own: C clients of N rows are asked for share N labels on average at most, and for more than
+        share N + sqrt(C ln(1 / d) / 2) with a chance of d at most (Hoeffding, 1963).
+
+        Rows are drawn by lots that are made from request ids: a batch that is computed again asks the same.
 
         Args:
             request_id: of that batch.

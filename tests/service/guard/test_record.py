@@ -146,6 +146,13 @@ def test_clients_of_few_rows_are_asked_their_share_too_and_a_fleet_no_more():
     assert 160 < asked < 240, "200 of 10,000 are expected"
 
 
+def test_a_fleet_keeps_to_its_share_without_knowing_of_itself_whoever_its_clients_are():
+    """All rows differ, of 1 to 20 batches of each client; one fleet of e^8 is asked for more than the bound."""
+    batches = [1 + client % 20 for client in range(600)]
+    asked = sum(sum(asking(number, 20, 0.01, f"of {client}")[1]) for client, number in enumerate(batches))
+    assert abs(asked - 0.01 * 20 * sum(batches)) <= 2 * len(batches) ** 0.5
+
+
 def test_what_is_not_spent_is_kept_up_to_what_the_remembered_rows_bring():
     _, asked = asking(200, 20, 0.01, wanted=lambda batch: batch >= 190)
     assert asked[:190] == [0] * 190
