@@ -107,9 +107,6 @@ class Metrics:
         self.switches = Counter(
             "acclimate_guard_switches", "Changes of a client's answers.", ["to", "because"], registry=on
         )
-        self.adapter_switches = Counter(
-            "acclimate_adapter_switches", "Changes to a better candidate.", ["to", "because"], registry=on
-        )
         self.state = StateMetrics(on)
         self.background = Background(on)
         self.ready = Gauge("acclimate_ready", "1 when the service answers batches.", registry=on)

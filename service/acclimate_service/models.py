@@ -130,8 +130,6 @@ def _configurations(settings: Settings, bundle: Bundle) -> Configurations:
 
 def _challenger_configurations(settings: Settings, model: FrozenModel, configurations: Configurations) -> list[str]:
     """Of the candidates; raises SettingsError for one that the model cannot serve."""
-    if settings.auto_switch and (settings.guard == "off" or not settings.candidates):
-        raise SettingsError("ACCLIMATE_AUTO_SWITCH: it needs ACCLIMATE_CANDIDATES, and a guard that is not off")
     try:
         for name in settings.candidates:
             require(create(name), model)

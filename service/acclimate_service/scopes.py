@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,7 @@ from acclimate_adapters import FrozenModel
 from acclimate_adapters.labels import Informed
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.adapter_machine import AdapterMachine
-from acclimate_service.compute.adapters import Configurations, canonical
+from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
 from acclimate_service.compute.device_cache import DeviceCache
 from acclimate_service.compute.lineage import ModelLineage, known_versions
@@ -40,7 +40,6 @@ from acclimate_service.state import (
     new_id,
 )
 from acclimate_service.trials.challengers import Challenger, Challengers, scope_of
-from acclimate_service.trials.promotion import Champion, PairedTrial
 
 _log = logging.getLogger(__name__)
 _ARMS: Final = "arms"
@@ -56,7 +55,6 @@ class Kept:
         fleet: evidence of their adapters; None if nobody compares.
         arms: evidence of the arms of portfolios; None if nobody compares.
         questions: what they are asked; None if nobody compares.
-        pairs: evidence of paired trials; None if nobody is promoted.
         challengers: with their states beside those; None if nobody is tried out.
     """
 
@@ -64,7 +62,6 @@ class Kept:
     fleet: Fleet | None
     arms: Arms | None
     questions: Questions | None
-    pairs: Fleet | None
     challengers: Challengers | None
 
     @property
@@ -75,7 +72,7 @@ class Kept:
     @property
     def evidence(self) -> Sequence[Heard[Any]]:
         """All that labels say."""
-        return [each for each in (self.fleet, self.arms, self.pairs) if each is not None]
+        return [each for each in (self.fleet, self.arms) if each is not None]
 
     async def aclose(self, budget_s: float) -> None:
         """Write away what is in memory, all within one budget. What fails is logged, and keeps nothing else from it."""
@@ -118,21 +115,18 @@ class Scopes:
 
     def kept(self, model: FrozenModel, configurations: Configurations, candidates: Sequence[str]) -> Kept:
         """What is kept of the clients of a model, while these candidates are tried out."""
-        settings, key, default = self.settings, self.lineage.key, configurations.default
-        fleet = arms = questions = pairs = challengers = None
+        settings, key = self.settings, self.lineage.key
+        fleet = arms = questions = challengers = None
         if settings.guard != "off":
             fleet = self.evidence(key, settings.guard, settings.guard_alpha, self.lineage.siblings)
             arms = self.arms(scope_of(key, _ARMS), model, configurations)
             questions = self._questions(self.lineage.scope)
-        if settings.auto_switch:
-            pairs = self.evidence(scope_of(key, default), "adapt", settings.guard_alpha / len(candidates))
-        champion = Champion(default, pairs, self.metrics, settings.secret)
         beside_bytes = settings.cache_bytes // 4 if candidates and fleet is not None else 0
         own_bytes = settings.cache_bytes - beside_bytes
-        sessions = self.sessions(self.lineage.scope, champion.configuration, own_bytes, self.metrics.state)
+        sessions = self.sessions(self.lineage.scope, configurations.default, own_bytes, self.metrics.state)
         if fleet is not None and candidates:
-            challengers = self.challengers(candidates, champion, sessions, fleet, pairs, beside_bytes)
-        return Kept(sessions, fleet, arms, questions, pairs, challengers)
+            challengers = self.challengers(candidates, fleet, beside_bytes)
+        return Kept(sessions, fleet, arms, questions, challengers)
 
     def evidence(self, scope: str, policy: AnswerPolicy, alpha: float, others: Sequence[str] = ()) -> Fleet:
         """What the labels of all clients say in one scope; `others` are those of other versions of the model."""
@@ -156,8 +150,8 @@ class Scopes:
             StateError: Redis failed.
         """
         known = await known_versions(self.wire, versions)
-        keys, defaults = {place.key for place in known}, {(place.key, place.version.default) for place in known}
-        scopes = {*keys, *(scope_of(key, _ARMS) for key in keys), *(scope_of(*each) for each in defaults)}
+        keys = {place.key for place in known}
+        scopes = {*keys, *(scope_of(key, _ARMS) for key in keys)}
         cohorts = [Cohorts(self.wire, self.limits, key, self.settings.tenant) for key in keys]
         asked = [self._pools(scope).forget(client) for scope in scopes]
         asked += [cohort.forget(client.client) for cohort in cohorts]
@@ -178,9 +172,7 @@ class Scopes:
         pools = Pools(Rows, self.wire, self.limits, scope, settings.tenant, settings.secret)
         return Arms(pools, self.metrics.background, shares)
 
-    def sessions(
-        self, scope: str, configuration: Callable[[], str], budget: int, observer: StateMetrics | None = None
-    ) -> Sessions:
+    def sessions(self, scope: str, configuration: str, budget: int, observer: StateMetrics | None = None) -> Sessions:
         """The sessions of one scope.
 
         Args:
@@ -190,8 +182,8 @@ class Scopes:
             observer: told of what happens; None where nobody is shown it.
         """
         settings, own = self.settings, scope == self.lineage.scope
-        policy = partial(
-            Policy,
+        policy = Policy(
+            configuration,
             journal=settings.journal,
             strict_engine=settings.strict_replay,
             keep=settings.keep_snapshots if own else 0,
@@ -207,7 +199,7 @@ class Scopes:
                 client=client,
                 model=scope,
                 machine=self.machine,
-                policy=policy(configuration()),
+                policy=policy,
                 observer=watching,
                 watch=self.metrics.background,
                 nonce=f"{settings.replica}~{new_id()}",
@@ -221,42 +213,16 @@ class Scopes:
         waiting = self.machine.waiting if own else {}  # whosever states they are, they count once
         return Sessions(begin, budget, self.metrics.background, device_cache, waiting)
 
-    def challengers(
-        self,
-        names: Sequence[str],
-        champion: Champion,
-        sessions: Sessions,
-        fleet: Fleet,
-        pairs: Fleet | None,
-        budget: int,
-    ) -> Challengers:
-        """Whoever is tried out beside the champion.
+    def challengers(self, names: Sequence[str], fleet: Fleet, budget: int) -> Challengers:
+        """Whoever is tried out beside the clients' own adapters.
 
         Args:
             names: their configurations.
-            champion: what they are compared with.
-            sessions: of the clients themselves.
             fleet: told what labels say of them.
-            pairs: told what labels say of the pairs of each and the champion; None if nobody is promoted.
             budget: bytes of their states in memory, all together.
         """
-        each_bytes = budget // (len(names) if pairs is None else 2 * len(names))
-
-        def beside(name: str, configuration: str) -> Sessions:
-            return self.sessions(scope_of(self.lineage.scope, name), lambda: configuration, each_bytes)
-
-        def trial(name: str, pairs: Fleet) -> PairedTrial:
-            return PairedTrial(
-                challenger=name,
-                champion=champion,
-                evidence=pairs,
-                sessions=beside(f"{champion.default} {name}", canonical("none", {})),
-                clients=sessions,
-                fleet=fleet,
-                initial=self.machine.initial,
-            )
-
-        each = [Challenger(name, beside(name, name), None if pairs is None else trial(name, pairs)) for name in names]
+        each_bytes = budget // len(names)
+        each = [Challenger(name, self.sessions(scope_of(self.lineage.scope, name), name, each_bytes)) for name in names]
         return Challengers(each, self.settings.candidate_share, fleet, self.metrics.background)
 
     def _questions(self, scope: str) -> Questions:

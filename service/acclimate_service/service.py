@@ -131,9 +131,8 @@ class Service:
         if reply.life and self.rounds.joins(reply.configuration):
             self.rounds.note(batch.request.client)
         if reply.life and reply.replayed == "none" and self.challengers is not None:
-            given = [each["index"] for each in reply.members["predictions"]]
             seen = replace(batch.request, life=reply.life)
-            self.challengers.see(seen, batch.images, given, current=reply.configuration)
+            self.challengers.see(seen, batch.images, current=reply.configuration)
         return reply
 
     async def predict_frozen(self, images: NDArray[Any], parameters: StepParameters, caller: Caller) -> Reply:

@@ -224,10 +224,6 @@ class Settings(BaseSettings):
     candidate_share: float = Field(0.1, gt=0, le=1)
     """Share of the batches that the candidates see."""
 
-    auto_switch: bool = False
-    """Let a candidate that the labels prove better take the place of the default adapter: for new clients by the labels
-    of all, for a client that has the default by its own."""
-
     drain_lead_s: float | None = Field(None, ge=0, le=600)
     """Seconds from SIGTERM to the last new request, for balancers to learn of it; 5 with a shared Redis, else 0."""
 

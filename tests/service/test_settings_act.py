@@ -85,7 +85,6 @@ LABELS = {
     "influence": 1.0,
     "guard_clients": 1,
     "candidates": ("em",),
-    "auto_switch": True,
     "ask_budget": 0.5,
 }
 ROUNDS = {
@@ -486,15 +485,6 @@ def test_guard_clients(labels, noise):
 def test_ask_budget(labels, stream):
     asked = [send(labels[0], "asked", images[:, 0]).json().get("ask", []) for images in stream(0, 8)]
     assert sum(map(len, asked)) >= 8, "a half of 160 rows if so many differ; a hundredth by default"
-
-
-def test_auto_switch(labels, noise):
-    replica = labels[0]
-    (challenger,) = replica.service.challengers._challengers
-    better = Counts(wins=30, labelled=30, adapted_right=30)
-    tell(replica, challenger.trial.evidence, challenger.configuration, better)
-    assert send(replica, "new", noise[:1]).json()["adapter"] == "em"
-    assert replica.http.get("/clients/first").json()["adapter"] == "fedcal"
 
 
 def tell(replica, fleet, configuration, counts):

@@ -39,7 +39,7 @@ class Feedback:
     ) -> None:
         """Take over the collaborators; whoever made them closes them. Without a fleet there is nothing to be told.
 
-        `evidence` is all that labels of clients say: of the fleet's adapters, of paired trials, of arms.
+        `evidence` is all that labels of clients say: of the fleet's adapters, and of arms.
         """
         self._configurations = configurations
         self._sessions = sessions

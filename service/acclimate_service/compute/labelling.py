@@ -26,7 +26,6 @@ from acclimate_store import Bundle
 Taking: TypeAlias = Generator[None, None, tuple[ClientState, bytes]]
 _FEEDBACK: Final = b"feedback"
 _EXAMPLES: Final = b"examples"
-_PAIRS: Final = b"pairs"
 _COUNTED: Final = b"counted "
 _LABELS: Final = event("labels")
 _ON_LOOP: Final = 16 * 1024
@@ -59,31 +58,24 @@ def only_counted(labels: Batch) -> Batch:
     return replace(labels, parameters=_COUNTED + labels.parameters)
 
 
-def pairs_of(request_id: str, given: Sequence[int], would: Sequence[int]) -> Batch:
-    """A batch of rows to be compared: what was answered, and what a candidate would have answered."""
-    content = orjson.dumps([request_id, list(given), list(would)])
-    return Batch("uint8", (len(content),), content, _PAIRS)
-
-
 def names_rows(batch: Batch) -> bool:
     """Whether a batch tells labels of earlier rows, not of images that come along."""
     return batch.parameters == _FEEDBACK
 
 
 def has_labels(batch: Batch) -> bool:
-    """Whether a batch tells labels, or pairs that they will judge."""
+    """Whether a batch tells labels."""
     told = _told(batch)
-    return told in (_FEEDBACK, _PAIRS) or told.startswith(_EXAMPLES)
+    return told == _FEEDBACK or told.startswith(_EXAMPLES)
 
 
 def is_light(batch: Batch, adapter: Adapter) -> bool:
     """Whether only a record is to be changed, which needs no torch, and little of it."""
-    told = _told(batch)
-    return told == _PAIRS or (told == _FEEDBACK and batch.nbytes <= _ON_LOOP and not _is_learned(adapter, batch))
+    return _told(batch) == _FEEDBACK and batch.nbytes <= _ON_LOOP and not _is_learned(adapter, batch)
 
 
 def taking_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> Taking:
-    """Count the labels of a batch and learn what counted, or remember its pairs; the answer says what became of labels.
+    """Count the labels of a batch and learn what counted; the answer says what became of them.
 
     It comes in the slices of a step where the labels are those of images.
 
@@ -93,18 +85,9 @@ def taking_labels(adapter: Adapter, bundle: Bundle, state: ClientState, batch: B
         state: the client's.
         batch: one that has labels.
     """
-    if batch.parameters == _PAIRS:
-        return _take_pairs(state, batch)
     if _told(batch) == _FEEDBACK:
         return _take_rows(adapter, bundle, state, batch)
     return (yield from _take_examples(adapter, bundle, state, batch))
-
-
-def _take_pairs(state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:
-    """What was answered stands for the frozen prediction, and what the candidate would have for the adapted one."""
-    request_id, given, would = orjson.loads(bytes(batch.data))
-    record = (state.record or Record()).append(request_id, given, would, answering="frozen")
-    return replace(state, record=record, point=b""), b"{}"
 
 
 def _take_rows(adapter: Adapter, bundle: Bundle, state: ClientState, batch: Batch) -> tuple[ClientState, bytes]:

@@ -1,1 +1,1 @@
-"""Challengers beside the champion: adapters that are tried out, compared by labels, and promoted."""
+"""Challengers beside the champion: adapters that are tried out, and compared by labels."""

@@ -7,8 +7,9 @@ is waiting, or when the client was deleted meanwhile: then it has seen fewer bat
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -23,8 +24,8 @@ from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Background
 from acclimate_service.state import Batch, ClientDeleted, Contended, RequestRunning, Tasks
-from acclimate_service.trials.promotion import PairedTrial, derived
 
+_PATIENCE_S: Final = 60.0
 _MOST_WAITING: Final = 32
 _GIVEN_UP: Final = (ClientDeleted, Contended, Problem, RequestRunning)
 _log = logging.getLogger(__name__)
@@ -37,12 +38,10 @@ class Challenger:
     Args:
         configuration: which.
         sessions: of its clients.
-        trial: compares it with the champion; None if nobody is promoted.
     """
 
     configuration: str
     sessions: Sessions
-    trial: PairedTrial | None = None
 
 
 def scope_of(model: str, configuration: str) -> str:
@@ -74,28 +73,26 @@ class Challengers:
 
     @property
     def sessions(self) -> Sequence[Sessions]:
-        """Of all challengers, and of their paired trials."""
-        trials = [challenger.trial for challenger in self._challengers if challenger.trial]
-        return [*(challenger.sessions for challenger in self._challengers), *(trial.sessions for trial in trials)]
+        """Of all challengers."""
+        return [challenger.sessions for challenger in self._challengers]
 
-    def see(self, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str) -> None:
+    def see(self, request: ClientRequest, images: NDArray[Any], current: str) -> None:
         """Show the challengers a batch that was answered.
 
         Args:
             request: of the batch, with the life of its client.
             images: [B, C, H, W], as they were answered.
-            given: [B], the classes that were answered.
             current: configuration of the client; it does not challenge itself.
         """
         if int(request.rid[:8], 16) >= self._share * 2**32:
             return
         for challenger in self._others(current):
-            self._start(partial(self._see, challenger, request, images, given, current))
+            self._start(partial(self._see, challenger, request, images))
 
     def tell(self, request: ClientRequest, labels: Batch, current: str) -> None:
         """Tell the challengers labels; those of rows that they have not seen say nothing. Arguments as in `see`."""
         for challenger in self._others(current):
-            self._start(partial(self._tell, challenger, request, labels, current))
+            self._start(partial(self._tell, challenger, request, labels))
 
     async def stop(self) -> None:
         """End what runs in the background; the sessions are left to whoever closes them."""
@@ -118,23 +115,13 @@ class Challengers:
         except _GIVEN_UP as error:  # as it may any time: it has seen one batch fewer
             _log.info("a challenger gave up a request: %s", error)
 
-    async def _see(
-        self, challenger: Challenger, request: ClientRequest, images: NDArray[Any], given: Sequence[int], current: str
-    ) -> None:
+    async def _see(self, challenger: Challenger, request: ClientRequest, images: NDArray[Any]) -> None:
         batch = image_batch(images, StepParameters(request_id=request.name))
-        async with challenger.sessions.turn(derived(request, challenger.configuration)) as turn:
-            applied = await turn.session.apply(turn.request, batch)
-        if challenger.trial is not None and applied.answer is not None:
-            would = [each["index"] for each in orjson.loads(applied.answer)["predictions"]]
-            await challenger.trial.see(request, given, would, current)
+        async with challenger.sessions.turn(_derived(request, challenger.configuration)) as turn:
+            await turn.session.apply(turn.request, batch)
 
-    async def _tell(self, challenger: Challenger, request: ClientRequest, labels: Batch, current: str) -> None:
-        await self._count(challenger, request, labels)
-        if challenger.trial is not None:
-            await challenger.trial.tell(request, labels, current)
-
-    async def _count(self, challenger: Challenger, request: ClientRequest, labels: Batch) -> None:
-        async with challenger.sessions.turn(derived(request, challenger.configuration)) as turn:
+    async def _tell(self, challenger: Challenger, request: ClientRequest, labels: Batch) -> None:
+        async with challenger.sessions.turn(_derived(request, challenger.configuration)) as turn:
             if await turn.session.known(turn.request) is None:
                 return
             applied = await turn.session.apply(turn.request, labels)
@@ -151,3 +138,14 @@ class Challengers:
                 born=told["born"],
                 counts=counts,
             )
+
+
+def _derived(request: ClientRequest, configuration: str) -> ClientRequest:
+    """The same request for a challenger, in the background, under an id of its own."""
+    rid = hashlib.sha256(f"{request.rid}\0{configuration}".encode()).hexdigest()[: len(request.rid)]
+    return replace(request, rid=rid, deadline=time.monotonic() + _PATIENCE_S, gone=_never, number=0)
+
+
+async def _never() -> bool:
+    """No caller waits for it."""
+    return False

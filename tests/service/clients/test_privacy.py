@@ -138,7 +138,7 @@ def test_versions_of_the_model_forget_a_client_at_the_same_time_and_one_that_fai
     (place,) = replica.run(known_versions(wire, "default"))
     older = Version(replace(place.version.identity, content="0" * 16), "{}")
     replica.run(known_versions(wire, "default", older))
-    all_of_them = asyncio.Barrier(6)  # two versions; of each what is told of clients, of arms and of pairs
+    all_of_them = asyncio.Barrier(4)  # two versions; of each what is told of clients and of arms
 
     async def together(pool, client, life=""):
         pools.add(pool._pool)
@@ -153,5 +153,5 @@ def test_versions_of_the_model_forget_a_client_at_the_same_time_and_one_that_fai
         told = replica.redis.keys("*:e")[0].decode()
         monkeypatch.setattr(Pools, "forget", together)
         assert_problem(replica.http.delete("/clients/cam"), 503, "store_unavailable", committed="unknown")
-    assert len(pools) == 6
+    assert len(pools) == 4
     assert replica.redis.keys("*:e") == []

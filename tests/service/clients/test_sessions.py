@@ -190,16 +190,14 @@ def test_states_that_wait_to_be_written_count_in_the_budget(make_replica, stream
 
 def test_candidates_live_within_the_same_budget(make_replica):
     budget = 8_000_000
-    replica = make_replica(
-        adapter="fedcal", candidates=("none", "em"), candidate_share=1.0, auto_switch=True, cache_bytes=budget
-    )
+    replica = make_replica(adapter="fedcal", candidates=("none", "em"), candidate_share=1.0, cache_bytes=budget)
     kept = [replica.service.sessions, *replica.service.challengers.sessions]
-    assert len(kept) == 5
+    assert len(kept) == 3
     assert sum(sessions._budget for sessions in kept) <= budget
 
 
 def test_the_end_has_one_budget_for_the_states_of_clients_and_of_candidates(run_service, tmp_path, stream):
-    settings = {"candidates": ("none", "em"), "candidate_share": 1.0, "auto_switch": True, "drain_budget_s": 1.0}
+    settings = {"candidates": ("none", "em"), "candidate_share": 1.0, "drain_budget_s": 1.0}
     with run_service(data_dir=tmp_path, adapter="fedcal", **settings) as replica:
         with replica.sdk() as sdk:
             sdk.predict("cam", stream(0, 1)[0])

@@ -110,7 +110,7 @@ async def test_what_cannot_be_closed_keeps_nothing_else_from_it_and_each_cause_i
 
     sessions, fleet = Part("sessions", fails=True), Part("fleet", fails=True)
     arms, questions = Part("arms", fails=False), Part("questions", fails=True)
-    await Kept(sessions, fleet, arms, questions, pairs=None, challengers=None).aclose(5)
+    await Kept(sessions, fleet, arms, questions, challengers=None).aclose(5)
     assert [name for name, _ in closed] == ["sessions", "fleet", "arms", "questions"]
     assert 4 < closed[0][1] <= 5
     for part in (sessions, fleet, questions):
