@@ -31,7 +31,7 @@ SHAPE: Final = (3, 32, 32)
 TEACHERS: Final = 8
 """Clients that really send what the others are copied from, and `LESSONS`, how many batches each."""
 LESSONS: Final = 5
-SAMPLE: Final = 50
+SAMPLE: Final = 20
 """Clients of either kind that come back."""
 MILLION_GB: Final = 64.0
 """Target: memory of a Redis with a million such clients."""

@@ -33,6 +33,7 @@ def add_parsers(commands: Subparsers) -> None:
         ("state", "what it costs that every answered batch is durable: time, bytes, takeovers"),
         ("replays", "how long clients wait whose states are computed again after a crash"),
         ("scale", "what becomes of memory and speed when the clients are many"),
+        ("replicas", "how many rows one, two and four replicas answer, and what limits them"),
     ):
         quick = _command(commands, name, text)
         quick.add_argument("--quick", action="store_true", help="a fifth of the work, to see that everything runs")

@@ -6,9 +6,11 @@ Each connection is kept alive throughout a block and sends its next request once
 path is replaced by the number of the connection.
 """
 
+import itertools
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -17,26 +19,27 @@ from acclimate_bench.cost.remote import local, obey
 
 
 class Connection:
-    """One kept-alive connection, and the request that it sends again and again."""
+    """One kept-alive connection, and the request to each path, which it sends in turn again and again."""
 
-    def __init__(self, port: int, path: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, port: int, paths: Sequence[str], shape: tuple[int, ...]) -> None:
         body = noise(*shape).tobytes()
-        head = (
+        heads = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/octet-stream\r\n"
             f"X-Tensor-Shape: {','.join(map(str, (20, *shape)))}\r\nX-Tensor-Layout: NCHW\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
+            for path in paths
         )
-        self._request = head.encode() + body
+        self._requests = itertools.cycle([head.encode() + body for head in heads])
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self) -> None:
-        """Send the request and read the reply.
+        """Send the next request and read the reply.
 
         Raises:
             SystemExit: the reply is not 200.
         """
-        self._socket.sendall(self._request)
+        self._socket.sendall(next(self._requests))
         head, body = self._head()
         if not head.startswith(b"http/1.1 200"):
             raise SystemExit(f"the server answered {(head + body)[:500]!r}")
@@ -64,7 +67,7 @@ class Connection:
 
 def one_by_one(port: int, path: str, shape: tuple[int, ...], times: int) -> list[float]:
     """Seconds of each of so many requests, one after the other, over one new connection."""
-    connection = Connection(port, path, shape)
+    connection = Connection(port, [path], shape)
     try:
         return local(connection.exchange)(times)
     finally:
@@ -74,7 +77,7 @@ def one_by_one(port: int, path: str, shape: tuple[int, ...], times: int) -> list
 def exchanges(port: int, path: str, shape: tuple[int, ...], number: int, times: int) -> list[float]:
     """Seconds per request of about `times` requests, over so many new connections at the same time."""
     share = -(-times // number)
-    connections = [Connection(port, path.format(k), shape) for k in range(number)]
+    connections = [Connection(port, [path.format(k)], shape) for k in range(number)]
     with ThreadPoolExecutor(number) as threads:
         began = time.perf_counter()
         list(threads.map(partial(_repeat, share), connections))  # raises what a thread raised
