@@ -53,6 +53,7 @@ from acclimate_client.results import (
     StoredState,
     Timeline,
     TimelinePoint,
+    Usage,
 )
 
 __all__ = [
@@ -99,5 +100,6 @@ __all__ = [
     "TimelinePoint",
     "Timeout",
     "UnexpectedReplyError",
+    "Usage",
     "__version__",
 ]

@@ -51,6 +51,7 @@ from acclimate_client.results import (
     StoredState,
     Timeline,
     TimelinePoint,
+    Usage,
 )
 
 T = TypeVar("T")
@@ -148,7 +149,7 @@ def read_clients(reply: httpx.Response) -> ClientPage:
 
     def build(body: Json) -> ClientPage:
         listed = tuple(_listed_client(_typed(dict, item)) for item in _typed(list, body["clients"]))
-        return ClientPage(_model(body["model"]), listed, _optional(str, body["next"]))
+        return ClientPage(_model(body["model"]), listed, _optional(str, body["next"]), _usage(body.get("usage")))
 
     return read(reply, build)
 
@@ -414,6 +415,18 @@ def _posteriors(value: object) -> NDArray[np.float64] | None:
     if value is None:
         return None
     return _array([[_number(p) for p in _typed(list, row)] for row in _typed(list, value)], np.float64)
+
+
+def _usage(value: object) -> Usage | None:
+    if value is None:
+        return None
+    fields = _typed(dict, value)
+    return Usage(
+        clients=_typed(int, fields["clients"]),
+        most_clients=_typed(int, fields["most_clients"]),
+        bytes=_typed(int, fields["bytes"]),
+        most_bytes=_optional(int, fields["most_bytes"]),
+    )
 
 
 def _exported(fields: Json) -> ExportedState:

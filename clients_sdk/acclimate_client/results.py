@@ -183,16 +183,33 @@ class ListedClient:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What all clients of the caller take, and the most that they may.
+
+    Attributes:
+        clients, most_clients: How many there are.
+        bytes, most_bytes: Memory of Redis, as it was counted last; None for any.
+    """
+
+    clients: int
+    most_clients: int
+    bytes: int
+    most_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPage:
     """Some of the clients that have a state.
 
     Attributes:
         next: `cursor` of the next page, None after the last.
+        usage: What all of them take; None if the server does not say.
     """
 
     model: ModelRef
     clients: tuple[ListedClient, ...]
     next: str | None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

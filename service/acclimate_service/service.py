@@ -103,6 +103,7 @@ class Service:
     rates: Rates | None
     engine: Engine
     clients: Clients
+    places: Places
     roster: Roster
     timelines: Timelines
     feedback: Feedback
@@ -301,7 +302,14 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         exact_above=settings.inline_max,
         state_budget=settings.state_budget,
     )
-    places = Places(wire, limits, tenant=settings.tenant, most=settings.max_clients, secret=settings.secret)
+    places = Places(
+        wire,
+        limits,
+        tenant=settings.tenant,
+        most=settings.max_clients,
+        most_bytes=settings.tenant_bytes,
+        secret=settings.secret,
+    )
     scopes = Scopes(settings, limits, metrics, wire, store, machine, lineage, places)
     kept = scopes.kept(bundle.model, configurations, candidates)
     stack.push_async_callback(kept.aclose, settings.drain_budget_s)
@@ -357,6 +365,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
             on_harm=_on_harm(shared.webhook, bundle),
         ),
         clients=Clients(configurations, sessions, replies, new_states, fleet, kept.questions, forgetting),
+        places=places,
         roster=Roster(Listing(wire, settings.tenant, lineage.scope), configurations, fleet),
         timelines=Timelines(store, lineage.scope, on=settings.timeline),
         feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),

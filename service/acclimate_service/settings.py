@@ -120,6 +120,10 @@ class Settings(BaseSettings):
     """Images that each tenant may send in a minute, to all replicas together; more get 429. What was sent comes back
     evenly, and a batch above the number is taken where nothing of it is used. By default, any number."""
 
+    tenant_bytes: int | None = Field(None, ge=1)
+    """Bytes of Redis's memory that the clients of each tenant may take, of each model; further ones get 507, and so do
+    those that would grow. By default, any number."""
+
     max_body_bytes: int = Field(32 * 2**20, ge=1)
     """Largest request body."""
 

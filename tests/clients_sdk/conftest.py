@@ -91,7 +91,8 @@ def usual_answer(request: Recorded) -> Reply:
             body=known | {"hyperparameters": {}} | wanted | {"changed": True, "state": state | {"status": "reset"}}
         )
     if request.path == "/clients":
-        return Reply(body={"model": MODEL, "clients": [listed_client()], "next": None, "later": 1})
+        usage = {"clients": 1, "most_clients": 100, "bytes": 812, "most_bytes": None, "later": 1}
+        return Reply(body={"model": MODEL, "clients": [listed_client()], "usage": usage, "next": None, "later": 1})
     if request.path == "/states":
         return Reply(body=json.dumps({"exported": 0, "failed": 0, "next": None}).encode())
     if request.path == "/adapters":

@@ -17,6 +17,7 @@ from acclimate_client import (
     StateInfo,
     TimelinePoint,
     UnexpectedReplyError,
+    Usage,
 )
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
@@ -192,6 +193,7 @@ def test_clients_are_listed_by_what_is_asked_for(client, server, play):
         verdict="harmful",
     )
     assert (page.clients, page.next, page.model.name) == ((listed,), None, "fashion-cnn")
+    assert page.usage == Usage(clients=1, most_clients=100, bytes=812, most_bytes=None)
     assert (server.requests[-1].path, server.requests[-1].query) == ("/clients", {"limit": ["100"]})
     server.play(play.reply(body={"model": {"name": "m", "version": "1"}, "clients": [], "next": "c2"}))
     since = datetime(2031, 5, 6, tzinfo=UTC)

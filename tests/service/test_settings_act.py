@@ -107,6 +107,7 @@ ELSEWHERE = {
     "keys_file": "service/http/test_access.py::test_keys_are_changed_without_a_restart",
     "allow_anonymous": "service/http/test_access.py::"
     "test_nobody_is_let_in_from_outside_without_keys_unless_the_operator_says_so",
+    "tenant_bytes": "service/http/test_tenants.py::test_each_tenant_has_its_own_bytes",
     "tenant_rows_per_minute": "service/http/test_tenants.py::test_each_tenant_has_its_own_rate_of_images",
     "models": "service/test_several_models.py::test_models_are_listed_the_default_one_first",
     "port": "e2e/test_process.py::"

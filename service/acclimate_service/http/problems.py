@@ -37,6 +37,7 @@ from acclimate_service.state import (
     StateUnreadable,
     StepFailed,
     StoreFull,
+    TooManyBytes,
     TooManyClients,
     VersionUnknown,
 )
@@ -270,8 +271,12 @@ def _of_state(error: StateError) -> Problem:
                 "RateLimit-Policy": f'"images";q={quota};w={window}',
             }
             return Problem("rate_exceeded", str(error), error.committed, headers)
-        case TooManyClients():
-            return Problem("store_full", str(error), error.committed)
+        case TooManyClients(most=most):
+            headers = {"RateLimit": '"clients";r=0', "RateLimit-Policy": f'"clients";q={most}'}
+            return Problem("store_full", str(error), error.committed, headers)
+        case TooManyBytes(left=left, most=most):
+            headers = {"RateLimit": f'"bytes";r={left}', "RateLimit-Policy": f'"bytes";q={most}'}
+            return Problem("store_full", str(error), error.committed, headers)
         case StoreFull():
             return Problem("store_full", "the state store has no memory left for this change", error.committed)
     code = _OF_STATE.get(type(error), "store_unavailable")

@@ -308,11 +308,21 @@ class ListedClient(Document):
     ]
 
 
+class Usage(Document):
+    """What all clients of the caller take, as they were counted last, and the most that they may."""
+
+    clients: Count
+    most_clients: Count
+    bytes: Annotated[int, Field(ge=0, description="Of Redis's memory.")]
+    most_bytes: Annotated[Count | None, Field(description="Null for any number.")]
+
+
 class Clients(Document):
     """Some of the clients that have a state."""
 
     model: ModelName
     clients: list[ListedClient]
+    usage: Usage
     next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
 
 

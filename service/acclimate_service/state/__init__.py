@@ -40,13 +40,14 @@ from acclimate_service.state.errors import (
     StoreFull,
     StoreUnavailable,
     StoreUnfit,
+    TooManyBytes,
     TooManyClients,
     VersionUnknown,
 )
 from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.listing import Listed, Listing, StaleCursor
-from acclimate_service.state.places import Places
+from acclimate_service.state.places import Places, Usage
 from acclimate_service.state.rates import Rates
 from acclimate_service.state.records import Description, Head, Kept, Snapshot
 from acclimate_service.state.redis.announcements import Announcements
@@ -124,7 +125,9 @@ __all__ = [
     "StoreUnavailable",
     "StoreUnfit",
     "Tasks",
+    "TooManyBytes",
     "TooManyClients",
+    "Usage",
     "VersionUnknown",
     "Wire",
     "always",

@@ -49,7 +49,35 @@ class StateCorrupt(StateError):
 
 
 class TooManyClients(StoreFull):
-    """The tenant has as many clients as it may; no further one begins."""
+    """The tenant has as many clients as it may; no further one begins.
+
+    Args:
+        most: that it may have.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"there are {most} clients, which is the most (ACCLIMATE_MAX_CLIENTS); "
+            "delete some, or wait until idle ones expire"
+        )
+        self.most = most
+
+
+class TooManyBytes(StoreFull):
+    """The clients of the tenant take as many bytes as they may; no further one begins, and none grows.
+
+    Args:
+        taken: bytes of Redis's memory.
+        most: that they may take.
+    """
+
+    def __init__(self, taken: int, most: int) -> None:
+        super().__init__(
+            f"the clients take {taken:,} bytes of {most:,} (ACCLIMATE_TENANT_BYTES), "
+            "which leaves too few for this one; delete some, or wait until idle ones expire"
+        )
+        self.left = max(0, most - taken)
+        self.most = most
 
 
 class RateExceeded(StateError):

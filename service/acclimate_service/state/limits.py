@@ -35,6 +35,7 @@ class Limits:
         answer_max: largest answer stored for retries.
         answer_bytes: stored answers per client; the oldest go first.
         resend: how often a script without reply is sent again.
+        uncounted_bytes: that a client may grow before it is counted anew, or a quarter of its size if that is more.
         timeline_points: most points of a client's timeline, which is thinned out long before.
         tries: how often a change that met another one is attempted.
         jitter_ms: longest random pause before a repeat.
@@ -64,6 +65,7 @@ class Limits:
     answer_max: int = 64 * KIB
     answer_bytes: int = 4 * MIB
     resend: int = 2
+    uncounted_bytes: int = KIB
     timeline_points: int = 1024
     tries: int = 5
     jitter_ms: int = 20

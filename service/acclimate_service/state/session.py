@@ -253,6 +253,7 @@ class Session(Generic[S]):
         )
         match outcome:
             case Committed(seq=seq, life=life):
+                self._writer.count_anew()
                 return Applied(seq, life, context.model, None, status="reset")
             case Repeat():
                 return stored(outcome)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Generic, TypeAlias
+from typing import Final, Generic, TypeAlias
 
 from acclimate_service.state.contract import Applied, Change, Present, S, Start
 from acclimate_service.state.encoding import Batch
@@ -21,6 +21,10 @@ from acclimate_service.state.timeline import RATIO
 WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused
 Appending: TypeAlias = asyncio.Task[AppendOutcome]
 Changing: TypeAlias = Callable[[Present[S]], Awaitable[Change[S]]]
+_BEGINNING: Final = 3072
+"""Bytes of what Redis keeps of a client that began beside its state."""
+_NOTED: Final = 256
+"""Bytes of what is remembered of a request, and of a point of the timeline, at least."""
 
 
 class Writer(Generic[S]):
@@ -35,6 +39,8 @@ class Writer(Generic[S]):
         self._snapshotter = snapshotter
         self._tasks = tasks
         self._place_due = -math.inf
+        self._length: int | None = None
+        self._grown, self._room = 0, math.inf
         self._keep_due = -math.inf
 
     async def write(self, held: Held[S], attempt: Attempt, work: Batch | Changing[S], admit: Start) -> WriteOutcome:
@@ -49,13 +55,16 @@ class Writer(Generic[S]):
         Raises:
             StepFailed: the machine failed once the batch was begun.
             TooManyClients: the client is new, and there are as many as there may be.
+            TooManyBytes: the client is new or has grown, and all of them take as many as they may.
             StateError: Redis failed, or the journal is full.
             Exception: whatever `work`, the machine or `admit` raised before anything was written.
         """
         self._memory.take()
-        if self._context.places is not None and (not held.seq or self._context.clock() >= self._place_due):
+        places = self._context.places
+        larger = self._grown + sum(held.track.sizes.values()) > self._room
+        if places is not None and (not held.seq or larger or self._context.clock() >= self._place_due):
             with self._kept(held, asyncio.CancelledError):  # nothing of it is sent
-                await self._hold_place(self._context.places, new=not held.seq)
+                await self._hold_place(places, held)
         if not isinstance(work, Batch):
             return await self._rewrite(held, attempt, work, admit)
         missing = attempt.number - held.number - 1  # between the newest numbered batch and this one, if it has a number
@@ -64,17 +73,31 @@ class Writer(Generic[S]):
         whole = self._context.written_whole(self._context.machine.size(held.state), work.nbytes)
         return await (self._full if whole else self._delta)(held, attempt, work, admit)
 
-    async def _hold_place(self, places: Places, *, new: bool) -> None:
-        """Count the client, as is done when it begins, and again before its place expires."""
-        context = self._context
-        await places.hold(context.client, new=new)
+    def count_anew(self) -> None:
+        """Have the bytes of the client counted again before its next change: there may be fewer."""
+        self._room = -math.inf
+
+    async def _hold_place(self, places: Places, held: Held[S]) -> None:
+        """Count the client and its bytes: when it begins, before its place expires, and where it may have grown much.
+
+        Of a client that begins it is what it is going to take, about; what it takes is counted with its second change.
+        """
+        context, new = self._context, not held.seq
+        if new:
+            size = _BEGINNING + context.machine.size(held.state)
+        else:
+            size = await context.store.footprint(context.client, context.model)
+        await places.hold(context.client, size, new=new)
         self._place_due = context.clock() + context.limits.state_ttl_ms / 2000
+        slack = 0 if new else max(context.limits.uncounted_bytes, size // 4)
+        self._room = self._grown + held.track.nbytes + slack
 
     async def _rewrite(self, held: Held[S], attempt: Attempt, changing: Changing[S], admit: Start) -> WriteOutcome:
         with self._kept(held, Exception, asyncio.CancelledError):  # nothing is sent
             await admit()
             change = await changing(held.present)
             data = await self._context.machine.serialise(change.state)
+        self.count_anew()
         return await self._commit(held, attempt, change, data)
 
     async def _full(self, held: Held[S], attempt: Attempt, batch: Batch, admit: Start) -> WriteOutcome:
@@ -117,6 +140,9 @@ class Writer(Generic[S]):
             return self._refused(held, outcome)
         if keep and held.seq:
             self._keep_due = touched + context.limits.keep_every_ms / 1000
+        longer, kept = len(data) - (self._length or len(data)), len(data) if keep else 0
+        self._grown += longer + kept + len(change.answer) + _NOTED
+        self._length = len(data)
         held.track.rebase(outcome.seq, outcome.basis.sid)
         following = held.at(outcome.basis, attempt.number)
         paused = held.paused if change.paused is None else change.paused
@@ -208,6 +234,7 @@ class Writer(Generic[S]):
         if not isinstance(outcome, Appended):
             return self._refused(held, outcome)
         seq = outcome.basis.seq
+        self._grown += len(answer) + _NOTED  # and by its entry, of which `track` knows
         held.track.sizes[seq] = batch.nbytes
         held.track.owed[seq] = Owed(attempt.rid, attempt.tag, answer, self._context.note(state.point))
         touched = sent if outcome.touched else held.touched

@@ -251,6 +251,37 @@ def test_each_tenant_has_its_own_places(run_service, tmp_path, stream, assert_pr
             client.close()
 
 
+def test_each_tenant_has_its_own_bytes(run_service, tmp_path, stream, assert_problem):
+    made = {tenant: create(tenant, ["predict", "read", "write"]) for tenant in ("one", "two")}
+    (tmp_path / "keys").write_text("\n".join(line for _, line in made.values()))
+    headers = {tenant: {"Authorization": f"Bearer {key}"} for tenant, (key, _) in made.items()}
+    (images,) = stream(0, 1, 2)
+    tensor = {**RAW, "X-Tensor-Shape": "2,1,28,28"}
+    settings = {"adapter": "em", "keys_file": tmp_path / "keys", "data_dir": tmp_path / "data"}
+    with run_service(**settings, tenant_bytes=50_000) as replica:
+
+        def send(tenant, client):
+            sent = {**headers[tenant], **tensor}
+            return replica.http.post(f"/clients/{client}/predict", content=images.tobytes(), headers=sent)
+
+        replies = [send("one", f"cam-{number // 2}") for number in range(60)]
+        refused = next(each for each in replies if each.status_code != 200)
+        problem = assert_problem(refused, 507, "store_full")
+        assert "ACCLIMATE_TENANT_BYTES" in problem["detail"]
+        assert (refused.headers["retry-after"], refused.headers["ratelimit-policy"]) == ("5", '"bytes";q=50000')
+        assert re.fullmatch(r'"bytes";r=\d{1,4}', refused.headers["ratelimit"])
+        page = replica.http.get("/clients", headers=headers["one"]).json()
+        usage = page["usage"]
+        assert (usage["most_bytes"], usage["clients"]) == (50_000, len(page["clients"]))
+        really = sum(each["bytes"] for each in page["clients"])
+        assert 0.6 * really < usage["bytes"] <= 50_000
+        assert [send("two", "cam").status_code for _ in range(3)] == [200] * 3
+        replica.http.delete("/clients?all=true", headers=headers["one"])
+        assert replica.http.get("/clients", headers=headers["one"]).json()["usage"]["bytes"] == 0
+        assert send("one", "again").status_code == 200
+        assert replica.http.get("/clients", headers=headers["two"]).json()["usage"]["clients"] == 1
+
+
 def test_each_tenant_has_its_own_rate_of_images(run_service, tmp_path, stream, assert_problem):
     made = {tenant: create(tenant, ["predict", "write"]) for tenant in ("one", "two")}
     (tmp_path / "keys").write_text("\n".join(line for _, line in made.values()))

@@ -59,7 +59,14 @@ class ClientRoutes:
         wanted = WantedClients.of(adapter, active_since, verdict)
         with context.admitted():
             page = await page_of(self._service, context, wanted, limit, cursor)
-        return json({"model": self._intake.model, "clients": page.clients, "next": page.cursor})
+            taken = await self._service.places.usage(context.caller().tenant)
+        usage = {
+            "clients": taken.clients,
+            "most_clients": taken.most_clients,
+            "bytes": taken.nbytes,
+            "most_bytes": taken.most_bytes,
+        }
+        return json({"model": self._intake.model, "clients": page.clients, "usage": usage, "next": page.cursor})
 
     async def describe(self, request: Request, client_id: ClientId) -> Response:
         """Adapter of a client, and version, size and place of its state."""

@@ -137,6 +137,14 @@ local function expire_together(at, hash, index)
   redis.call('PEXPIREAT', index, whole(at))
 end
 
+-- The place of a client among those of its tenant, and its bytes, which count no more.
+local function free_place(places, sizes, name)
+  local bytes = redis.call('HGET', sizes, name)
+  if bytes then redis.call('HINCRBY', sizes, '', 0 - bytes) end
+  redis.call('HDEL', sizes, name)
+  redis.call('ZREM', places, name)
+end
+
 local function remember(keys, ask, model, seq, life, now, key_ttl)
   redis.call('HSET', keys.head, 'on', whole(now)) -- of the change; a snapshot that is taken later changes nothing
   redis.call('HSET', keys.markers, ask.rid, table.concat({ask.fp, model, seq, ask.tag, life}, '|'))
