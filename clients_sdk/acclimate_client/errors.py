@@ -169,6 +169,10 @@ class TimelineOffError(ProblemError):
     """`timeline_off` (409): the operator keeps no record of what becomes of clients."""
 
 
+class ImagesOffError(ProblemError):
+    """`images_off` (409): the operator keeps no images of clients."""
+
+
 class PreconditionFailedError(ProblemError):
     """`precondition_failed` (412): the client's state has another version than the one to be replaced."""
 

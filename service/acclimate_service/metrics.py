@@ -70,14 +70,14 @@ class Metrics:
             buckets=_SECONDS,
             registry=on,
         )
-        phases = Histogram(
+        self.phases = Histogram(
             "acclimate_phase_seconds",
             "What requests spent their time on; decoding is a part of parsing.",
             ["phase"],
             buckets=_SECONDS,
             registry=on,
         )
-        self.phase_seconds = {phase: phases.labels(phase) for phase in PHASES}
+        self.phase_seconds = {phase: self.phases.labels(phase) for phase in PHASES}
         self.redis_seconds = Histogram(
             "acclimate_redis_seconds", "Duration of exchanges with Redis.", buckets=_REDIS_SECONDS, registry=on
         )

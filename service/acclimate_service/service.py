@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -21,7 +22,8 @@ from acclimate_service.clients.asking import Asking
 from acclimate_service.clients.clients import Clients
 from acclimate_service.clients.engine import FROZEN, Batch, Engine
 from acclimate_service.clients.feedback import Feedback
-from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply
+from acclimate_service.clients.last_images import LastImages
+from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply, rfc3339
 from acclimate_service.clients.roster import Roster
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.clients.timelines import Timelines
@@ -42,6 +44,7 @@ from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.record import Label
 from acclimate_service.metrics import Background, Metrics
 from acclimate_service.models import Model, load_model, settings_by_model
+from acclimate_service.replicas import Speaker, Stages
 from acclimate_service.scopes import Kept, Scopes
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.state import (
@@ -53,16 +56,20 @@ from acclimate_service.state import (
     Link,
     Listing,
     Places,
+    Presence,
     Probe,
     Rates,
     StateError,
     StateStore,
+    StoreFacts,
     StoreUnavailable,
     Wire,
     always,
     check,
     check_windows,
     connect,
+    inspect,
+    new_id,
     take_census,
 )
 from acclimate_service.trials.challengers import Challengers
@@ -84,8 +91,9 @@ RETRY_WINDOW_MS: Final = 600_000
 class Service:
     """An open service for the clients of one model; that of the default model knows the `others`, by name.
 
-    `elsewhere` are the clients that had states of other models when it started, by bundle; all of them if `counted`.
-    `draining` is set once it is to end: it still answers, and says that it is not ready.
+    `name` is that of the replica, different after each start. `elsewhere` are the clients that had states of other
+    models when it started, by bundle; all of them if `counted`. `draining` is set once it is to end: it still answers,
+    and says that it is not ready.
     """
 
     settings: Settings
@@ -108,14 +116,18 @@ class Service:
     timelines: Timelines
     feedback: Feedback
     asking: Asking
+    last_images: LastImages
     fleet: Fleet | None
     arms: Arms | None
     challengers: Challengers | None
     rounds: Rounds
+    presence: Presence
+    name: str
     elsewhere: Mapping[str, int]
     counted: bool
     others: Mapping[str, "Service"] = field(default_factory=dict)
     draining: bool = False
+    started: float = field(default_factory=time.time)
 
     @property
     def version(self) -> str:
@@ -210,6 +222,32 @@ class Service:
             return self.private_redis.failure
         return await self.probe.obstacle()
 
+    async def about(self, stages: Stages) -> dict[str, Any]:
+        """What the replica says of itself to the others."""
+        every = [self, *self.others.values()]
+        reason = await self.obstacle()
+        journals = [each.sessions.journals() for each in every]
+        return {
+            "version": self.version,
+            "started_at": rfc3339(self.started),
+            "device": self.settings.device,
+            "models": [each.bundle.manifest.key for each in every],
+            "ready": reason is None,
+            "reason": reason,
+            "failing": list(self.metrics.background.failing),
+            "waiting": self.admission.batches.taken,
+            "clients_in_memory": sum(len(each.sessions) for each in every),
+            "state_bytes": sum(each.sessions.nbytes for each in every),
+            "leases": sum(each.sessions.leases for each in every),
+            "journal_entries": sum(entries for entries, _ in journals),
+            "journal_bytes": sum(nbytes for _, nbytes in journals),
+            "stages": stages.look(),
+        }
+
+    async def facts(self) -> StoreFacts:
+        """What its Redis says of itself now; raises StateError where it is away."""
+        return await inspect(self.wire)
+
     def measure(self) -> None:
         """Bring the gauges up to date."""
         every = [self.sessions, *(each.sessions for each in self.others.values())]
@@ -248,6 +286,8 @@ class _Shared(NamedTuple):
     rates: Rates | None
     tenant: str
     webhook: Webhook | None
+    presence: Presence
+    name: str
 
 
 @asynccontextmanager
@@ -277,9 +317,26 @@ async def open_service(settings: Settings) -> AsyncIterator[Service]:
         if settings.webhook_url is not None:
             webhook = Webhook(settings.webhook_url, settings.secret, metrics.background)
             stack.push_async_callback(webhook.aclose)
-        shared = _Shared(limits, metrics, worker, low_priority, redis, census, admission, rates, tenant, webhook)
+        shared = _Shared(
+            limits=limits,
+            metrics=metrics,
+            worker=worker,
+            low_priority=low_priority,
+            redis=redis,
+            census=census,
+            admission=admission,
+            rates=rates,
+            tenant=tenant,
+            webhook=webhook,
+            presence=Presence(redis.wire, tenant),
+            name=f"{settings.replica}~{new_id()}",
+        )
         services = [await _open_model(each, shared, stack) for each in models]
         services[0].others = {each.bundle.manifest.name: each for each in services[1:]}
+        about = partial(services[0].about, Stages(metrics))
+        speaker = Speaker(shared.presence, shared.name, about, metrics.background)
+        stack.push_async_callback(speaker.aclose)
+        speaker.start()
         yield services[0]
 
 
@@ -335,6 +392,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
     stack.push_async_callback(rounds.aclose)
 
     replies = Replies(store, lineage.scope, configurations)
+    last_images = LastImages(sessions, replies, settings.keep_images_bytes)
     new_states = NewStates(bundle, configurations, lineage, worker, budget)
     forgetting = (rounds.forget, partial(scopes.forget, shared.tenant))
     service = Service(
@@ -360,6 +418,7 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
             arms=arms,
             questions=kept.questions,
             ask_budget=settings.ask_budget,
+            images=last_images,
             frozen_on_outage=settings.store_outage == "frozen",
             secret=settings.secret,
             on_harm=_on_harm(shared.webhook, bundle),
@@ -370,10 +429,13 @@ async def _open_model(model: Model, shared: _Shared, stack: AsyncExitStack) -> S
         timelines=Timelines(store, lineage.scope, on=settings.timeline),
         feedback=Feedback(configurations, sessions, replies, fleet, arms, kept.evidence, budget, metrics),
         asking=Asking(sessions, replies, kept.questions),
+        last_images=last_images,
         fleet=fleet,
         arms=arms,
         challengers=kept.challengers,
         rounds=rounds,
+        presence=shared.presence,
+        name=shared.name,
         elsewhere=lineage.elsewhere(_of_tenant(shared.census, settings.tenant)),
         counted=shared.census.complete,
     )

@@ -200,6 +200,10 @@ class Settings(BaseSettings):
     timeline: bool = True
     """Keep what became of each client, the older the coarser, to be seen at `/ui`."""
 
+    keep_images_bytes: int = Field(0, ge=0, le=64 * 2**20)
+    """Bytes for the newest images of each client, those first whose labels are asked for, to be looked at and labelled
+    at `/ui`: in the memory of the replica alone, within `cache_bytes`, and gone with the client. 0 keeps none."""
+
     strict_replay: bool = False
     """Refuse to compute again what another device or version of torch computed, instead of counting it. The memory
     layout of passes, which each replica else chooses by trying, is then the same on all."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from acclimate_adapters import AcclimateError
+from acclimate_service.clients.last_images import LastImages
 from acclimate_service.clients.requests import Caller, ClientRequest, Replies, Reply, too_late
 from acclimate_service.clients.sessions import Sessions, Turn
 from acclimate_service.compute.adapter_machine import AdapterMachine
@@ -53,6 +54,7 @@ class Engine:
         arms: Arms | None,
         questions: Questions | None,
         ask_budget: float,
+        images: LastImages,
         frozen_on_outage: bool,
         secret: str,
         on_harm: Callable[[ClientScope], None] | None = None,
@@ -65,6 +67,7 @@ class Engine:
             arms: what they say of the arms of portfolios.
             questions: the list of what clients are asked; None if nobody compares.
             ask_budget: share of their rows that they may be asked for.
+            images: the last ones of clients.
             frozen_on_outage: whether batches are answered by the global model while Redis is away, not refused.
             secret: by which clients are hashed in the log.
             on_harm: called with a client that its own labels turn to the frozen model.
@@ -77,6 +80,7 @@ class Engine:
         self._arms = arms
         self._questions = questions
         self._ask_budget = ask_budget
+        self._images = images
         self._frozen_on_outage = frozen_on_outage
         self._secret = secret
         self._on_harm = on_harm
@@ -145,6 +149,8 @@ class Engine:
         record = held.state.record if held else None
         if self._questions and held and record and record.questions != (before.questions if before else ()):
             self._questions.tell(client, held.life, held.seq, record.questions)
+        if self._images.on and applied.answer is not None and applied.replayed == "none":
+            self._images.keep(turn, batch.request.name, batch.images, applied.answer)
         reply = await self._replies.of(client, applied, held.config if held else "")
         if GUARD_SAID in reply.answer and reply.replayed == "none":
             self._observe(client, **reply.members["guard"])

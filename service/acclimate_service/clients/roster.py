@@ -105,6 +105,8 @@ class Roster:
             "version": listed.seq,
             "bytes": await self._listing.footprint(listed),
             "changed_at": None if listed.changed_ms is None else rfc3339(listed.changed_ms / 1000),
+            "shift": listed.shift,
+            "agreement": listed.agreement,
             "labelled": None if counts is None else counts.labelled,
             "gain": (counts.wins - counts.losses) / counts.labelled if counts and counts.labelled else None,
             "verdict": None if self._fleet is None or counts is None else verdict(counts, self._fleet.alpha),

@@ -199,6 +199,11 @@ class Sessions:
         """The session of a client, if there is one, to be looked at only."""
         return self._sessions.get(client.client)
 
+    @property
+    def leases(self) -> int:
+        """Clients whose journals this replica writes."""
+        return sum([bool(each.memory.held and each.memory.held.track.fence) for each in self._sessions.values()])
+
     def journals(self) -> tuple[int, int]:
         """Entries and bytes of the journals of all clients in memory."""
         tracks = [session.memory.held.track for session in self._sessions.values() if session.memory.held]

@@ -7,6 +7,7 @@ from typing import Final
 
 from acclimate_adapters import State
 from acclimate_adapters.compression.coding import decode, encode
+from acclimate_service.compute.kept_images import KeptImage
 from acclimate_service.guard.record import Record
 
 _RECORD_MAGIC: Final = b"ACCG"
@@ -25,6 +26,8 @@ class ClientState:
         record: what the guard keeps.
         picture: digest of the client's latest batch if that was one picture, else empty.
         point: of the client's timeline, if a batch led to this state; it is not kept with it.
+        images: its newest ones, where the operator allows it; they are never stored.
+        beside: bytes of these images.
     """
 
     configuration: str
@@ -32,6 +35,8 @@ class ClientState:
     record: Record | None = None
     picture: bytes = b""
     point: bytes = field(default=b"", repr=False, compare=False)
+    images: tuple[KeptImage, ...] = field(default=(), repr=False, compare=False)
+    beside: int = field(default=0, compare=False)
 
 
 def pack(state: ClientState, budget: float, weights: Mapping[str, float]) -> bytes:

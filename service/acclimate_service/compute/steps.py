@@ -259,7 +259,8 @@ class Steps:
         answer = partial(_encode, step, self._bundle.manifest.classes, parameters, job.batch.skipped)
         if step.frozen_logits is None or not parameters.request_id:
             point = self._point(state.configuration, step, {}, "") if self._timeline else b""
-            return ClientState(state.configuration, step.state, picture=picture, point=point), answer(step.logits)
+            after = ClientState(state.configuration, step.state, None, picture, point, state.images, state.beside)
+            return after, answer(step.logits)
         before = state.record or Record()
         against = parameters.against
         by_policy = against.get(state.configuration) or against.get(EVERY, _ADAPTED)
@@ -286,7 +287,7 @@ class Steps:
                 rivals = adapter.rivals(step.state, most_asked(parameters.ask_budget))
                 wanted = rivals is not None
             record, asked = record.ask(parameters.request_id, parameters.ask_budget, wanted=wanted, rivals=rivals)
-        after = ClientState(state.configuration, step.state, record, picture, point)
+        after = ClientState(state.configuration, step.state, record, picture, point, state.images, state.beside)
         return after, answer(given, guard, parameters.request_id, asked)
 
     def _point(self, configuration: str, step: Step, compared: Mapping[str, float], verdict: str) -> bytes:

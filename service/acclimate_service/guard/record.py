@@ -172,6 +172,16 @@ class Record:
         for question in reversed(self.questions):
             yield question, sizes[_digest(question.request_id)]
 
+    def labels_of(self, request_id: str) -> list[int]:
+        """The labels of a batch that is remembered, -1 where none was told; empty if it is not remembered."""
+        wanted, first = _digest(request_id), 0
+        for digest, size in _BATCH.iter_unpack(self.batches):
+            if digest == wanted:
+                labels: list[int] = self.rows[_LABEL, first : first + size].tolist()
+                return labels
+            first += size
+        return []
+
     def tell(self, labels: Iterable[Label]) -> tuple["Record", Tally]:
         """Count what labels say; each row counts once."""
         starts, first = dict[bytes, tuple[int, int]](), 0

@@ -67,6 +67,7 @@ STATUS: dict[str, int] = {
     "out_of_order": 409,
     "guard_off": 409,
     "timeline_off": 409,
+    "images_off": 409,
     "precondition_failed": 412,
     "body_too_large": 413,
     "too_many_images": 413,

@@ -229,6 +229,25 @@ class Asks(Document):
     next: Annotated[str | None, Field(description="`cursor` of the next page; null after the last.")]
 
 
+class LastImage(Document):
+    """One image that a client sent."""
+
+    request_id: str
+    row: Count
+    predicted: Annotated[str, Field(description="Class that was answered.")]
+    asked: Annotated[bool, Field(description="Whether its label is asked for.")]
+    label: Annotated[str | None, Field(description="Its label, if one was told.")]
+    png: Annotated[str | None, Field(description="PNG, base64; null where there are neither 1 nor 3 channels.")]
+
+
+class LastImages(Document):
+    """The last images of a client that a replica has, the newest first."""
+
+    client_id: str
+    model: ModelName
+    images: list[LastImage]
+
+
 class AdapterEvidence(Document):
     """What the labels of all clients show of one configuration."""
 
@@ -297,6 +316,13 @@ class ListedClient(Document):
     version: Count
     bytes: Annotated[int, Field(ge=0, description="Of Redis's memory that it takes, as Redis counts it.")]
     changed_at: Annotated[datetime | None, Field(description="Its last change, of which batches are the most.")]
+    shift: Annotated[
+        float | None, Field(description="`shift` of its latest batch, where its adapter measures one and it is noted.")
+    ]
+    agreement: Annotated[
+        Probability | None,
+        Field(description="Share of the images of its latest batch on which adapted and frozen predictions agree."),
+    ]
     labelled: Annotated[Count | None, Field(description="Rows with a label.")]
     gain: Annotated[
         Annotated[float, Field(ge=-1, le=1)] | None,
@@ -473,6 +499,78 @@ class Models(Document):
     """The models served, the default one first."""
 
     models: list[Model]
+
+
+class StoreVersion(Document):
+    """A version of a model that the store holds."""
+
+    version: str
+    served: bool
+
+
+class ModelManifest(Document):
+    """What a model is."""
+
+    model: ModelName
+    manifest: Annotated[dict[str, Any], Field(description="As `manifest.json` of its bundle.")]
+    rates: Annotated[
+        dict[str, float] | None, Field(description="Adaptation rate of each module; null if none were learned.")
+    ]
+    versions: Annotated[list[StoreVersion], Field(description="Of this model, from the oldest to the newest.")]
+
+
+class Stage(Document):
+    """How long a stage of requests took within about a minute."""
+
+    number: Annotated[float, Field(ge=0)]
+    p50_s: Annotated[float | None, Field(description="At most so long half of them; null beyond the bounds.")] = None
+    p95_s: float | None = None
+
+
+class Replica(Document):
+    """What a replica said of itself."""
+
+    id: Annotated[str, Field(description="Different after each start.")]
+    name: str
+    age_s: Annotated[float, Field(ge=0, description="Seconds since it said so.")]
+    version: str
+    started_at: datetime
+    device: str
+    models: Annotated[list[str], Field(description="`name/version` of those it serves.")]
+    ready: bool
+    reason: str | None
+    failing: Annotated[list[str], Field(description="Work in the background whose last run failed.")]
+    waiting: Annotated[Count, Field(description="Batches under way.")]
+    clients_in_memory: Count
+    state_bytes: Count
+    leases: Annotated[Count, Field(description="Clients whose journals it writes.")]
+    journal_entries: Count
+    journal_bytes: Count
+    stages: dict[str, Stage]
+
+
+class Redis(Document):
+    """What Redis says of itself; of a cluster, the worst that any of its masters says."""
+
+    version: str
+    role: str
+    aof_enabled: bool
+    aof_healthy: bool
+    maxmemory_policy: str
+    replicas: Count
+    cluster: bool
+    durability: str
+    masters: Count
+    used_bytes: Count
+    max_bytes: Annotated[Count, Field(description="0 for no bound.")]
+
+
+class Replicas(Document):
+    """The replicas of a deployment and their Redis."""
+
+    answered_by: Annotated[str, Field(description="`id` of the replica that was asked.")]
+    replicas: list[Replica]
+    redis: Redis
 
 
 class Live(Document):
@@ -729,6 +827,7 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     Feedback,
     ClientAsks,
     Asks,
+    LastImages,
     ModelEvidence,
     Client,
     Clients,
@@ -740,6 +839,8 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     TimelinePoint,
     Adapters,
     Models,
+    ModelManifest,
+    Replicas,
     Live,
     Ready,
     EncodedImages,

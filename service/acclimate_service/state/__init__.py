@@ -48,10 +48,12 @@ from acclimate_service.state.held import Context
 from acclimate_service.state.limits import Limits
 from acclimate_service.state.listing import Listed, Listing, StaleCursor
 from acclimate_service.state.places import Places, Usage
+from acclimate_service.state.presence import EVERY_S as PRESENCE_EVERY_S
+from acclimate_service.state.presence import Presence
 from acclimate_service.state.rates import Rates
 from acclimate_service.state.records import Description, Head, Kept, Snapshot
 from acclimate_service.state.redis.announcements import Announcements
-from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows
+from acclimate_service.state.redis.checks import Probe, StoreFacts, check, check_windows, inspect
 from acclimate_service.state.redis.embedded import (
     EmbeddedRedis,
     EmbeddedRedisError,
@@ -70,6 +72,7 @@ from acclimate_service.state.timeline import coarser
 
 __all__ = [
     "DEADLINE",
+    "PRESENCE_EVERY_S",
     "Announcements",
     "Applied",
     "Argument",
@@ -104,6 +107,7 @@ __all__ = [
     "Places",
     "Point",
     "Policy",
+    "Presence",
     "Present",
     "Probe",
     "RateExceeded",
@@ -142,6 +146,7 @@ __all__ = [
     "find_server",
     "fingerprint",
     "hashing",
+    "inspect",
     "new_id",
     "random_rid",
     "running_at",

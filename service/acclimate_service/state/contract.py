@@ -15,6 +15,11 @@ class Stated(Protocol):
         """What the timeline is to say of the batch that led to it, as `Point.encode`; empty for nothing."""
         ...
 
+    @property
+    def beside(self) -> int:
+        """Bytes in memory of what is not stored with it."""
+        ...
+
 
 S = TypeVar("S", bound=Stated)
 Stored = TypeVar("Stored")

@@ -17,7 +17,7 @@ from acclimate_service.state.redis.link import Target
 from acclimate_service.state.redis.wire import Wire
 
 _CURSOR: Final = re.compile(r"([0-9a-f]{16})\.([0-9]{1,4})\.([0-9]{1,20})")
-_FIELDS: Final = ("seq", "cfg", "snap", "paused", "on", "at")
+_FIELDS: Final = ("seq", "cfg", "snap", "paused", "on", "at", "sh", "ag")
 
 
 class StaleCursor(Exception):
@@ -35,6 +35,7 @@ class Listed:
         sid: id of its live snapshot, empty if there is none.
         paused: whether its batches are answered and not folded in.
         changed_ms: Unix time of its last change; None of a state that was stored when that was not noted.
+        shift, agreement: of its latest batch, where the timeline has them; None before the first, and after a reset.
     """
 
     client: ClientScope
@@ -43,6 +44,8 @@ class Listed:
     sid: str
     paused: bool
     changed_ms: int | None
+    shift: float | None
+    agreement: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Listing:
 
 
 def _listed(client: ClientScope, row: Sequence[bytes | None]) -> Listed:
-    seq, config, sid, paused, changed, stored = row
+    seq, config, sid, paused, changed, stored, shift, agreement = row
     when = changed or stored
     return Listed(
         client=client,
@@ -141,4 +144,6 @@ def _listed(client: ClientScope, row: Sequence[bytes | None]) -> Listed:
         sid=(sid or b"").decode(),
         paused=paused == b"1",
         changed_ms=None if when is None else int(when),
+        shift=float(shift) if shift else None,
+        agreement=float(agreement) if agreement else None,
     )

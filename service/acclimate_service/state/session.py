@@ -109,7 +109,8 @@ class Session(Generic[S]):
         held = self.memory.held or self._reader.progress or self.memory.past
         if held is None:
             return 0
-        return self._context.machine.size(held.state) + sum([len(owed.answer) for owed in held.track.owed.values()])
+        owed = sum([len(owed.answer) for owed in held.track.owed.values()])
+        return self._context.machine.size(held.state) + held.state.beside + owed
 
     @property
     def replay_s(self) -> float | None:
@@ -128,7 +129,7 @@ class Session(Generic[S]):
     def exchange(self, old: S, new: S) -> None:
         """Hold an equal state, which is in other memory, in the place of this one if it is still the newest.
 
-        For callers who know that no turn is being taken.
+        For callers who know that no turn is being taken, or whose turn it is.
         """
         held = self.memory.held
         if held is not None and held.state is old:

@@ -1,69 +1,24 @@
 """The dashboard in a real browser: it shows the numbers of the interface, live, and asks before it does anything."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from acclimate_client import Client, LabelledRow
+from acclimate_client import Client
 from acclimate_service import ui
 from acclimate_store.samples import load_streams
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 STREAMS = ROOT / "model_store" / "samples" / "fashion-hybrid" / "streams.npz"
+BUNDLE = ROOT / "model_store" / "bundles" / "fashion-cnn" / "1"
 PICTURES = ROOT / "docs" / "images"
-DEADLINE_MS = 60_000
 
 
-@pytest.fixture
-def page(browser, make_replica):  # closed before what it watches ends
-    """A page whose errors fail the test: of scripts, of the content security policy, of requests."""
-    wrong: list[str] = []
-
-    def said(message):
-        if message.type in ("error", "warning") and "status of 4" not in message.text:  # of which the page tells
-            wrong.append(message.text)
-
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
-    page.set_default_timeout(DEADLINE_MS)
-    page.on("console", said)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    yield page
-    page.close()
-    assert wrong == []
-
-
-@pytest.fixture
-def fleet(make_replica):
-    """A service with four clients: one well, one harmed by labels, one with a prior, one paused."""
-    replica = make_replica(adapter="atp")
-    with Client(replica.url) as client:
-        client.configure("harmed", "tent", lr=0.3)
-        client.configure("prior", "atp+fedcal")
-        for name, stream in zip(("well", "harmed", "prior", "paused"), load_streams(STREAMS), strict=False):
-            for start in range(0, 160, 20):
-                images, labels = stream.images[start : start + 20], stream.labels[start : start + 20]
-                given = client.predict(name, images)
-                if name == "harmed":
-                    rows = [LabelledRow(given.request_id, row, int(label)) for row, label in enumerate(labels)]
-                    client.feedback(name, rows)
-        client.pause("paused")
-        yield replica, client
-
-
-def opened(page, replica, place=""):
-    page.goto(f"{replica.url}/ui#/{place}")
-    page.wait_for_selector("h1")
-    return page
-
-
-def row(page, client):
-    return page.locator("tbody tr", has=page.locator(f"a:text-is('{client}')"))
-
-
-def test_the_fleet_shows_what_the_interface_lists(page, fleet):
+def test_the_fleet_shows_what_the_interface_lists(page, fleet, opened, row):
     replica, client = fleet
     opened(page, replica)
     for listed in client.clients().clients:
@@ -77,7 +32,7 @@ def test_the_fleet_shows_what_the_interface_lists(page, fleet):
     assert "✕ harmful" in row(page, "harmed").inner_text()
 
 
-def test_the_fleet_is_live_searched_filtered_sorted_and_linked_to(page, fleet):
+def test_the_fleet_is_live_searched_filtered_sorted_and_linked_to(page, fleet, opened, row):
     replica, client = fleet
     opened(page, replica)
     client.predict("newcomer", load_streams(STREAMS)[0].images[:20])
@@ -96,7 +51,7 @@ def test_the_fleet_is_live_searched_filtered_sorted_and_linked_to(page, fleet):
     assert page.locator("tbody a").all_inner_texts() == ["prior", "paused"]
 
 
-def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet):
+def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet, opened):
     replica, client = fleet
     opened(page, replica, "clients/prior")
     page.wait_for_selector("canvas")
@@ -120,7 +75,7 @@ def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet):
     assert f"{100 * evidence.adapted.low:.1f} % to {100 * evidence.adapted.high:.1f} %" in said
 
 
-def test_a_batch_is_seen_as_it_comes(page, fleet):
+def test_a_batch_is_seen_as_it_comes(page, fleet, opened):
     replica, client = fleet
     opened(page, replica, "clients/well")
     page.locator("summary", has_text="Entropy").click()
@@ -130,17 +85,7 @@ def test_a_batch_is_seen_as_it_comes(page, fleet):
     assert page.locator("details[open] tbody tr").count() == before + 1
 
 
-def act(page, name, fill=lambda dialog: None):
-    """Press a button, see that nothing happens before it is confirmed, and confirm."""
-    page.get_by_role("button", name=name, exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name=name, exact=True).click()
-    dialog = page.get_by_role("dialog")
-    fill(dialog)
-    dialog.get_by_role("button", name=name, exact=True).click()
-
-
-def test_every_action_asks_first_and_works(page, fleet):
+def test_every_action_asks_first_and_works(page, fleet, opened, act):
     replica, client = fleet
     opened(page, replica, "clients/well")
     version = client.get("well").state.version
@@ -168,7 +113,7 @@ def test_every_action_asks_first_and_works(page, fleet):
     assert all(each.client_id != "well" for each in client.clients().clients)
 
 
-def test_a_client_is_rolled_back_to_the_version_chosen(page, fleet):
+def test_a_client_is_rolled_back_to_the_version_chosen(page, fleet, opened, act):
     replica, client = fleet
     client.configure("old", "fedcal")
     client.predict("old", load_streams(STREAMS)[0].images[:20])
@@ -181,7 +126,7 @@ def test_a_client_is_rolled_back_to_the_version_chosen(page, fleet):
     assert client.timeline("old").points[-1].events == {"rollback": 1}
 
 
-def test_what_is_refused_is_said_where_it_was_asked(page, fleet):
+def test_what_is_refused_is_said_where_it_was_asked(page, fleet, opened):
     replica, _ = fleet
     opened(page, replica, "clients/prior")
     page.get_by_role("button", name="Configure", exact=True).click()
@@ -192,24 +137,92 @@ def test_what_is_refused_is_said_where_it_was_asked(page, fleet):
     assert "lr" in dialog.get_by_role("alert").inner_text()
 
 
-def test_models_and_health_show_what_the_service_says(page, fleet):
+def test_a_model_shows_its_manifest_its_rates_and_what_labels_say(page, fleet, opened):
     replica, client = fleet
     opened(page, replica, "models")
-    page.wait_for_selector("h2")
+    page.wait_for_selector("text=Adaptation rates")
     (model,) = client.models()
     said = page.locator("main").inner_text()
     assert all(each in said for each in (model.name, model.version, *model.classes))
     (entry,) = [each for each in client.evidence(model.name).adapters if each.adapter == "tent"]
     assert str(entry.evidence.losses) in page.locator("tr", has_text="tent").inner_text()
+    told = replica.http.get(f"/models/{model.name}/manifest").json()
+    rates = page.get_by_role("region", name="Adaptation rates")
+    assert rates.locator("tbody th").all_inner_texts() == list(told["rates"])
+    shown = [float(text) for text in rates.locator("tbody td").all_inner_texts()]
+    assert shown == pytest.approx(list(told["rates"].values()), rel=6e-3)
+    judged = page.get_by_role("region", name="Shown before deployment").inner_text()
+    evidence = told["manifest"]["evidence"]
+    assert f"+{100 * evidence['gain']:.1f}\t+{100 * evidence['low']:.1f} to +{100 * evidence['high']:.1f}" in judged
+    manifest = page.get_by_role("region", name="Manifest").inner_text()
+    assert all(each in manifest for each in (*told["manifest"]["files"].values(), told["manifest"]["licence"]))
+    versions = page.get_by_role("region", name="Versions").locator("tbody tr").all_inner_texts()
+    assert versions == [f"{each['version']}\t✓ served" for each in told["versions"]]
+
+
+def test_health_shows_what_the_replica_says_of_itself_and_its_redis(page, fleet, opened, wait_until):
+    replica, _ = fleet
+    wait_until(lambda: replica.http.get("/replicas").json()["replicas"][0]["stages"].get("answer", {}).get("number"))
     opened(page, replica, "health")
-    page.get_by_text("✓ Ready").wait_for()
-    assert page.locator("tr", has_text="/clients/{client_id}/predict").count() == 1
-    assert page.locator("dt:text-is('state sessions') + dd").inner_text() == str(len(replica.service.sessions))
+    page.get_by_text("✓ Ready", exact=True).wait_for()
+    page.locator("tr", has_text="Computing").wait_for()
+    told = replica.http.get("/replicas").json()
+    ((name, *cells),) = [
+        each.locator("th, td").all_inner_texts()
+        for each in page.get_by_role("region", name="Replicas").locator("tbody tr").all()
+    ]
+    (said,) = told["replicas"]
+    assert name == said["name"]
+    assert cells[0] == "✓ ready"
+    assert cells[4] == "fashion-cnn/1"
+    assert cells[5:] == [
+        str(said["waiting"]), str(said["clients_in_memory"]), f"{said['state_bytes'] / 1e6:.3g}", str(said["leases"]),
+        str(said["journal_entries"]), f"{said['journal_bytes'] / 1e6:.3g}",
+    ]  # fmt: skip
+    assert said["clients_in_memory"] == len(replica.service.sessions) == 4
+    assert said["leases"] >= 3
+    computing = page.locator("tr", has_text="Computing").locator("td").all_inner_texts()
+    stage = said["stages"]["compute"]
+    assert computing == [f"{stage['number']:g}", *(f"≤ {1000 * stage[q]:g} ms" for q in ("p50_s", "p95_s"))]
+    page.get_by_text("Append-only file").wait_for()
+    facts = page.locator("dl").inner_text()
+    assert told["redis"]["version"] in facts
+    assert "✓ written" in facts
+    assert "noeviction" in facts
+
+
+def test_of_several_models_the_one_that_is_chosen_is_shown(page, make_replica, tmp_path, opened, row, act):
+    for name in ("one", "two"):
+        folder = shutil.copytree(BUNDLE, tmp_path / "store" / name / "1")
+        manifest = (folder / "manifest.json").read_text()
+        (folder / "manifest.json").write_text(manifest.replace('"name": "fashion-cnn"', f'"name": "{name}"'))
+    replica = make_replica(model_store=tmp_path / "store", models=("one", "two"), adapter="none")
+    images = load_streams(STREAMS)[0].images[:20]
+    with Client(replica.url) as client, Client(replica.url, model="two") as of_other:
+        client.predict("first", images)
+        of_other.predict("second", images)
+    opened(page, replica)
+    row(page, "first").wait_for()
+    page.get_by_label("Model").select_option("two")
+    row(page, "second").wait_for()
+    assert page.locator("tbody a").all_inner_texts() == ["second"]
+    page.locator("a:text-is('second')").click()
+    page.locator("dd", has_text="two 1").wait_for()
+    assert page.url.endswith("#/clients/second?model=two")
+    act(page, "Pause")
+    page.get_by_text("Pause of second: done").wait_for()
+    assert replica.http.get("/models/two/clients/second").json()["adaptation"] == "paused"
+    act(page, "Configure", lambda dialog: dialog.get_by_label("Adapter").select_option("fedcal"))
+    page.get_by_text("Configure of second: done").wait_for()
+    assert replica.http.get("/models/two/clients/second").json()["adapter"] == "fedcal"
+    opened(page, replica, "models/two").wait_for_selector("h1:text-is('two')")
+    page.get_by_label("Model").select_option("one")
+    page.wait_for_selector("h1:text-is('one (default)')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_finds_nothing_and_no_page_is_wider_than_its_screen(page, fleet, axe, scheme, width):
+def test_axe_finds_nothing_and_no_page_is_wider_than_its_screen(page, fleet, axe, scheme, width, opened):
     replica, _ = fleet
     page.set_viewport_size({"width": width, "height": 844})
     page.emulate_media(color_scheme=scheme)
@@ -217,17 +230,20 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_its_screen(page, fleet, axe
         ("", "tbody a"),
         ("clients/prior", ".heat"),
         ("clients/harmed", ".intervals"),
-        ("models", "tbody tr"),
-        ("health", "tbody tr"),
+        ("models", "text=SHA-256"),
+        ("health", "text=Append-only file"),
     ):
         opened(page, replica, place).wait_for_selector(there)
         assert axe(page) == [], place
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
     opened(page, replica, "clients/prior").get_by_role("button", name="Delete", exact=True).click()
     assert axe(page) == [], "question"
+    opened(page, replica, "clients/harmed").locator("summary", has_text="Agreement").click()
+    page.wait_for_selector("details[open] tbody tr")
+    assert axe(page) == [], "numbers"
 
 
-def test_it_is_used_by_the_keyboard_alone(page, fleet):
+def test_it_is_used_by_the_keyboard_alone(page, fleet, opened):
     replica, _ = fleet
     opened(page, replica).wait_for_selector("tbody a")
     for _ in range(40):
@@ -238,7 +254,7 @@ def test_it_is_used_by_the_keyboard_alone(page, fleet):
     page.wait_for_selector("h1:text-is('harmed')")
 
 
-def test_with_keys_it_asks_for_one_and_forgets_it_with_the_tab(browser, make_replica, tmp_path, axe):
+def test_with_keys_it_asks_for_one_and_forgets_it_with_the_tab(browser, make_replica, tmp_path, axe, row):
     from acclimate_service.keys import create
 
     key, line = create("acme", ["predict", "read", "write"])
@@ -298,7 +314,7 @@ def _multiply(replica, count):
     pipe.execute()
 
 
-def test_pictures_of_the_documents(page, fleet):
+def test_pictures_of_the_documents(page, fleet, opened):
     """The pages that they show can be drawn, and the pictures are there; whether they are alike people have to see."""
     replica, _ = fleet
     for place, there, name in (("", "tbody a", "dashboard-fleet"), ("clients/prior", ".heat", "dashboard-client")):

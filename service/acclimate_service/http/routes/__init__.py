@@ -6,7 +6,7 @@ from fastapi.routing import APIRoute
 from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute
 from acclimate_service.http.context import Intake
-from acclimate_service.http.routes import about, asks, bulk, clients, feedback, inference, predict, timeline
+from acclimate_service.http.routes import about, asks, bulk, clients, feedback, images, inference, manifest, predict, timeline
 
 __all__ = ["make_router"]
 
@@ -15,16 +15,17 @@ def make_router(intake: Intake, kind: type[DecidedRoute]) -> APIRouter:
     """All routes of the service: those of clients for each model by its name, and for the default one without it."""
     router, service = APIRouter(responses=problems.RESPONSES, route_class=kind), intake.service
     others = [Intake(each, intake) for each in service.others.values()]
-    for noun in (predict, clients, bulk, timeline, feedback, asks):
+    for noun in (predict, clients, bulk, timeline, feedback, asks, images):
         noun.add_routes(router, intake)
     for general in (about, inference):
         general.add_routes(router, [intake, *others])
     for each in (intake, *others):
         prefix = f"/models/{each.model['name']}"
         of_model = APIRouter(prefix=prefix, responses=problems.RESPONSES, route_class=kind)
-        for noun in (predict, clients, bulk, timeline, feedback, asks):
+        for noun in (predict, clients, bulk, timeline, feedback, asks, images):
             noun.add_routes(of_model, each)
         feedback.add_evidence(of_model, each)
+        manifest.add_routes(of_model, each)
         for route in of_model.routes:
             if isinstance(route, APIRoute):
                 route.operation_id = openapi.of_model(route.operation_id or "", each.model["name"])

@@ -1,7 +1,9 @@
-"""What the service says of itself: its models, its adapters, whether it answers, and its metrics."""
+"""What the service says of itself: its models, its adapters, its replicas, whether it answers, and its metrics."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +13,7 @@ from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
 from acclimate_service.http.context import Intake, json
 from acclimate_service.http.openapi import Content, add_route, bytes_of, json_of
-from acclimate_service.http.schemas import Adapters, Live, Models, Ready
+from acclimate_service.http.schemas import Adapters, Live, Models, Ready, Replicas
 from acclimate_service.metrics import Metrics
 from acclimate_service.service import Service
 
@@ -72,6 +74,15 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
         body, media_type = service.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
+    async def replicas() -> Response:
+        """The replicas and what each last said of itself, whichever of them is asked; and their Redis."""
+        there, facts = await asyncio.gather(service.presence.all(), service.facts())
+        said = [
+            {**each.said, "name": each.name.partition("~")[0], "id": each.name, "age_s": each.age_s} for each in there
+        ]
+        store = {**asdict(facts), "version": ".".join(map(str, facts.version))}
+        return json({"answered_by": service.name, "replicas": said, "redis": store})
+
     def add(path: str, name: str, handler: Callable[..., Any], reply: Content, **more: Any) -> None:
         add_route(router, "GET", path, handler, name, "service", reply, **more)
 
@@ -79,6 +90,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     add("/adapters", "list_adapters", adapters, json_of(Adapters))
     add("/v2/health/live", "is_live", live, json_of(Live))
     add("/v2/health/ready", "is_ready", ready, json_of(Ready), unavailable=json_of(Ready))
+    add("/replicas", "list_replicas", replicas, json_of(Replicas))
     add("/metrics", "read_metrics", metrics, {**bytes_of("text/plain"), **bytes_of(_OPEN_METRICS)})
 
 

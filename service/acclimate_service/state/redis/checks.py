@@ -52,6 +52,7 @@ class StoreFacts:
         cluster: it belongs to a cluster.
         durability: what survives a crash of its host.
         masters: servers that hold state.
+        used_bytes, max_bytes: memory that all masters use, and that they may use; 0 for any.
     """
 
     version: tuple[int, ...]
@@ -63,6 +64,8 @@ class StoreFacts:
     cluster: bool
     durability: Durability
     masters: int = 1
+    used_bytes: int = 0
+    max_bytes: int = 0
 
 
 async def inspect(wire: Wire) -> StoreFacts:
@@ -86,6 +89,8 @@ async def _inspect(wire: Wire, master: Target) -> StoreFacts:
         replicas=int(info.get("connected_slaves", "0")),
         cluster=info.get("cluster_enabled") == "1",
         durability=await _durability(wire, master) if aof_enabled else Durability.NONE,
+        used_bytes=int(info.get("used_memory", "0")),
+        max_bytes=int(info.get("maxmemory", "0")),
     )
 
 
@@ -251,6 +256,8 @@ def _worst(facts: Sequence[StoreFacts]) -> StoreFacts:
         cluster=any(each.cluster for each in facts),
         durability=min((each.durability for each in facts), key=_WORST_FIRST.index),
         masters=len(facts),
+        used_bytes=sum(each.used_bytes for each in facts),
+        max_bytes=sum(each.max_bytes for each in facts),
     )
 
 

@@ -5,9 +5,10 @@ const KEY = "acclimate-key";
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 
 export class Refused extends Error {
-  constructor(status, detail) {
+  constructor(status, detail, code) {
     super(detail);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -17,7 +18,7 @@ const send = async (path, { headers, ...options } = {}) => {
   const reply = await fetch(path, { ...options, headers: all });
   if (reply.ok || (reply.status === 503 && path.endsWith("/ready"))) return reply;
   const problem = await reply.json().catch(() => ({}));
-  throw new Refused(reply.status, problem.detail || `${reply.status} ${reply.statusText}`);
+  throw new Refused(reply.status, problem.detail || `${reply.status} ${reply.statusText}`, problem.code);
 };
 
 export const read = async (path) => (await send(path)).json();
@@ -33,28 +34,30 @@ export const change = (method, path, body) =>
     ...(body ? { body: JSON.stringify(body) } : {}),
   });
 
-export const pathOf = (client) => `clients/${encodeURIComponent(client)}`;
+// Where the clients of a model are found; those of the default model without its name.
+export const clientsOf = (model) => `${model ? `models/${encodeURIComponent(model)}/` : ""}clients`;
+export const pathOf = (model, client) => `${clientsOf(model)}/${encodeURIComponent(client)}`;
 
-// All clients, page by page; `each` is given the rows of every page as it comes.
-export const eachPage = async (query, each, signal) => {
+// All clients of a model, page by page; `each` is given the rows of every page as it comes.
+export const eachPage = async (model, query, each, signal) => {
   let next = "";
   do {
     const limit = next ? 1000 : 100; // the first page soon, the others in few requests
     const cursor = next ? `&cursor=${encodeURIComponent(next)}` : "";
-    const page = await read(`clients?limit=${limit}${cursor}${query}`);
+    const page = await read(`${clientsOf(model)}?limit=${limit}${cursor}${query}`);
     if (signal.aborted) return;
     each(page.clients);
     next = page.next;
   } while (next);
 };
 
-// Server-sent events of a client; an EventSource could not send the key.
-export const watch = async (client, after, tell, signal) => {
+// Server-sent events of a client, by its path; an EventSource could not send the key.
+export const watch = async (path, after, tell, signal) => {
   let last = after;
   while (!signal.aborted) {
     try {
       const headers = { "Last-Event-ID": String(last) };
-      const reply = await send(`${pathOf(client)}/timeline/live`, { headers, signal });
+      const reply = await send(`${path}/timeline/live`, { headers, signal });
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let rest = "", part; !(part = await reader.read()).done; ) {
         const events = (rest + part.value).split("\n\n");

@@ -5,6 +5,7 @@ import { Client } from "./client.js";
 import { Fleet } from "./fleet.js";
 import { Health } from "./health.js";
 import { Models } from "./models.js";
+import { Failure } from "./parts.js";
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
 
 const PAGES = [["", "Clients"], ["models", "Models"], ["health", "Health"]];
@@ -45,23 +46,31 @@ const App = () => {
   }, []);
   const look = () =>
     read("models").then(
-      () => setAccess({ granted: true }),
-      (error) => setAccess(error instanceof Refused && error.status === 401 ? { failure: sessionStorage.length ? error.message : "" } : { granted: true }),
+      ({ models }) => setAccess({ models }),
+      (error) => setAccess(error instanceof Refused && error.status === 401 ? { failure: sessionStorage.length ? error.message : "" } : { error }),
     );
   useEffect(() => { look(); }, []);
+  useEffect(() => {
+    const again = access.error && setTimeout(look, 2000);
+    return () => clearTimeout(again);
+  }, [access]);
   const [, client] = place.path.match(/^clients\/(.+)$/) ?? [];
-  const at = client ? "" : place.path;
+  const [at, named] = client ? [""] : place.path.split("/");
   useEffect(() => {
     const title = client ? decodeURIComponent(client) : (PAGES.find(([path]) => path === at)?.[1] ?? "Clients");
     document.title = `${title} – Acclimate`;
   }, [place.path]);
-  if (!access.granted) return "failure" in access ? html`<${KeyForm} again=${look} failure=${access.failure} />` : null;
+  const { models, failure, error } = access;
+  if (!models) return failure != null ? html`<${KeyForm} again=${look} failure=${failure} />` : error ? html`<main><h1>Acclimate</h1><${Failure} of=${error} /></main>` : null;
+  const model = models.find(({ name, default: first }) => name === place.query.model && !first);
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("main").focus(); }}>To the page</a>
     <header><strong>Acclimate</strong><nav aria-label="Pages">${PAGES.map(
       ([path, title]) => html`<a key=${path} href=${`#/${path}`} aria-current=${path === at ? "page" : null}>${title}</a>`)}</nav></header>
     <main id="main" tabindex="-1">${client
-      ? html`<${Client} key=${client} id=${decodeURIComponent(client)} go=${go} />`
-      : at === "models" ? html`<${Models} />` : at === "health" ? html`<${Health} />` : html`<${Fleet} query=${place.query} go=${go} />`}</main>`;
+      ? html`<${Client} key=${place.path + model?.name} model=${model ?? models[0]} of=${model?.name} id=${decodeURIComponent(client)} go=${go} />`
+      : at === "models" ? html`<${Models} models=${models} name=${named} go=${go} />`
+      : at === "health" ? html`<${Health} />`
+      : html`<${Fleet} key=${model?.name} models=${models} of=${model?.name} query=${place.query} go=${go} />`}</main>`;
 };
 
 render(html`<${App} />`, document.body);

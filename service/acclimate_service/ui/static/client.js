@@ -2,32 +2,40 @@
 
 import { change, pathOf, read, watch } from "./api.js";
 import { Chart, Modules } from "./charts.js";
-import { Failure, number, percent, Question, time, usePolling, Verdict } from "./parts.js";
+import { Label } from "./label.js";
+import { Facts, Failure, number, percent, Question, Table, time, usePolling, Verdict } from "./parts.js";
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 
 const CHARTS = [
   ["Entropy, nats", ["entropy", "frozen_entropy"]],
-  ["Agreement with the frozen model", ["agreement", "frozen", "agreed"]],
+  ["Agreement with the frozen model", ["agreement", "agreed"]],
   ["Shift", ["shift", "label_shift", "uncertainty_shift", "representation_shift"]],
   ["Rates and weights", ["learning_rate", "mean_rate", "global_weight", "alignment"]],
 ];
 
-// The timeline, and what comes after it, as it happens.
-const useTimeline = (client) => {
+const AGAIN = 300; // points that come before the timeline, which the service thins out, is read again
+
+// The timeline of a client by its path, and what comes after it, as it happens.
+const useTimeline = (path) => {
   const [found, setFound] = useState({ points: [] });
   useEffect(() => {
     const end = new AbortController();
-    read(`${pathOf(client)}/timeline`).then(
-      (timeline) => {
-        if (end.signal.aborted) return;
-        setFound(timeline);
-        const tell = (point) => setFound((before) => ({ ...before, points: [...before.points, point] }));
-        watch(client, timeline.points.at(-1)?.version ?? 0, tell, end.signal);
-      },
+    let came = 0;
+    const load = async () => {
+      const timeline = await read(`${path}/timeline`);
+      if (!end.signal.aborted) setFound(timeline);
+      return timeline;
+    };
+    const tell = (point) => {
+      setFound((before) => ({ ...before, points: [...before.points.filter(({ version }) => version < point.version), point] }));
+      if (++came % AGAIN === 0) load().catch(() => {}); // what there is stays
+    };
+    load().then(
+      (timeline) => watch(path, timeline.points.at(-1)?.version ?? 0, tell, end.signal),
       (error) => setFound({ points: [], error }),
     );
     return () => end.abort();
-  }, [client]);
+  }, [path]);
   return found;
 };
 
@@ -36,14 +44,12 @@ const Prior = ({ timeline }) => {
   if (!latest) return null;
   const training = timeline.training_prior ?? [];
   return html`<section><h2>Estimated and training prior</h2>
-    <div class="scroll" tabindex="0" role="region" aria-label="Priors"><table class="prior">
-      <thead><tr><th scope="col">Class</th><th scope="col">Training</th><th scope="col">Estimated</th><th scope="col"><span class="unseen">Bars</span></th></tr></thead>
-      <tbody>${latest.map(
+    <${Table} name="Priors" kind="prior" head=${["Class", "Training", "Estimated", html`<span class="unseen">Bars</span>`]}>
+      ${latest.map(
         (share, k) => html`<tr key=${k}><th scope="row">${timeline.classes[k]}</th><td>${percent(training[k])}</td>
           <td>${percent(share)}</td><td class="bars" aria-hidden="true">
             <i style=${{ width: `${100 * (training[k] ?? 0)}%` }}></i><b style=${{ width: `${100 * share}%` }}></b></td></tr>`,
-      )}</tbody>
-    </table></div></section>`;
+      )}<//></section>`;
 };
 
 const Guard = ({ of }) => {
@@ -64,62 +70,67 @@ const Guard = ({ of }) => {
 };
 
 // What can be done: its name, what the question says, what is sent.
-const actionsOf = (id, client, adapters) => {
+const actionsOf = (id, path, client, adapters) => {
   const paused = client.adaptation === "paused";
   return {
     Reset: { says: html`<p>Everything that was learned for ${id} is given up; it begins again from the global model.</p>`,
-      send: () => change("POST", `${pathOf(id)}/reset`) },
+      send: () => change("POST", `${path}/reset`) },
     "Roll back": { off: !client.state.kept.length, says: html`<p>${id} goes on from an earlier state; what it learned since is given up.</p>
         <label>Version <select name="version">${client.state.kept.map(
           (kept) => html`<option value=${kept.version}>${kept.version}, of ${time(kept.at)}</option>`)}</select></label>`,
-      send: (form) => change("POST", `${pathOf(id)}/rollback`, { version: Number(form.get("version")) }) },
+      send: (form) => change("POST", `${path}/rollback`, { version: Number(form.get("version")) }) },
     [paused ? "Resume" : "Pause"]: {
       says: html`<p>${paused ? `Batches of ${id} are folded in again.` : `Batches of ${id} are answered and no longer folded in.`}</p>`,
-      send: () => change("PUT", pathOf(id), { adaptation: paused ? "running" : "paused" }) },
+      send: () => change("PUT", path, { adaptation: paused ? "running" : "paused" }) },
     Configure: { says: html`<p>With another adapter ${id} begins again from the global model.</p>
         <label>Adapter <select name="adapter">${adapters.map(
-          ({ name }) => html`<option value=${name} selected=${name === client.adapter}>${name}</option>`)}</select></label>
+          (name) => html`<option value=${name} selected=${name === client.adapter}>${name}</option>`)}</select></label>
         <label>Hyper-parameters, as JSON <textarea name="hyperparameters" rows="3">${JSON.stringify(client.hyperparameters)}</textarea></label>`,
-      send: (form) => change("PUT", pathOf(id), { adapter: form.get("adapter"), hyperparameters: JSON.parse(form.get("hyperparameters") || "{}") }) },
+      send: (form) => change("PUT", path, { adapter: form.get("adapter"), hyperparameters: JSON.parse(form.get("hyperparameters") || "{}") }) },
     Delete: { says: html`<p>${id}, its state, its timeline and all that was learned for it are removed.</p>`, gone: true,
-      send: () => change("DELETE", pathOf(id)) },
+      send: () => change("DELETE", path) },
   };
 };
 
-export const Client = ({ id, go }) => {
-  const timeline = useTimeline(id);
+export const Client = ({ model, of, id, go }) => {
+  const path = pathOf(of, id);
+  const timeline = useTimeline(path);
   const [asked, setAsked] = useState();
   const [done, setDone] = useState("");
   const newest = timeline.points.at(-1)?.version;
-  const { value: client, error } = usePolling(() => read(pathOf(id)), 5, [id, newest, done]);
-  const { value: offered } = usePolling(() => read("adapters"), 600, []);
+  const { value: client, error } = usePolling(() => read(path), 5, [path, newest, done]);
+  const { value: offered } = usePolling(async () => (of ? undefined : read("adapters")), 600, [of]);
   if (!client) return html`<h1>${id}</h1><${Failure} of=${error} />`;
-  const adapters = (offered?.adapters ?? []).filter((adapter) => adapter.available);
-  const actions = actionsOf(id, client, adapters);
+  const known = offered?.adapters ?? Object.entries(model.adapters).map(([name, each]) => ({ name, ...each }));
+  const adapters = new Set([client.adapter, ...known.filter(({ available }) => available).map(({ name }) => name)]);
+  const actions = actionsOf(id, path, client, [...adapters]);
   const act = async (form) => {
     await actions[asked].send(form);
     setDone(`${asked} of ${id}: done at ${new Date().toLocaleTimeString()}.`);
     setAsked(undefined);
-    if (actions[asked].gone) go("", {});
+    if (actions[asked].gone) go("", { model: of });
   };
   const facts = {
-    Adapter: client.adapter,
+    Model: `${client.model.name} ${client.model.version}`,
+    Adapter: `${client.adapter} ${Object.keys(client.hyperparameters).length ? JSON.stringify(client.hyperparameters) : ""}`,
     Adaptation: client.adaptation,
     Version: client.state.version,
     "Bytes in Redis": number(client.state.bytes),
     "In memory of this replica": client.state.tier === "memory" ? "yes" : "no",
     "Written by": client.state.owner ?? "–",
     "Last change": time(timeline.points.at(-1)?.at),
+    "Forgotten without a batch for": `${number(client.state.expires_in_s / 3600)} hours`,
   };
   return html`<h1>${id}</h1>
     <${Failure} of=${error} />
     <div class="buttons">${Object.entries(actions).map(
       ([name, { off }]) => html`<button key=${name} class=${name === "Delete" ? "do" : ""} disabled=${off} onClick=${() => setAsked(name)}>${name}</button>`)}</div>
     <p role="status" class="done">${done}</p>
-    <dl class="facts">${Object.entries(facts).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <${Facts} of=${facts} />
     <${Failure} of=${timeline.error} />
     <div class="charts">${CHARTS.map(([title, names]) => html`<${Chart} key=${title} title=${title} names=${names} of=${timeline.points} />`)}</div>
     <div class="columns"><${Guard} of=${client.guard} /><${Prior} timeline=${timeline} /></div>
+    <${Label} path=${path} classes=${model.classes} told=${setDone} />
     <${Modules} of=${timeline.points} />
     ${asked && html`<${Question} title=${`${asked} ${id}?`} yes=${asked} onYes=${act} onNo=${() => setAsked(undefined)}>${actions[asked].says}<//>`}`;
 };

@@ -1,7 +1,7 @@
 // All clients: searched, filtered, sorted, and only those on the screen drawn.
 
 import { eachPage } from "./api.js";
-import { Failure, points, time, Verdict, VERDICTS } from "./parts.js";
+import { Choice, Failure, percent, points, time, Verdict, VERDICTS } from "./parts.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 
 const ROW = 40; // pixels, as in style.css
@@ -15,12 +15,15 @@ const COLUMNS = [
   ["adaptation", "Adaptation"],
   ["verdict", "Verdict"],
   ["gain", "Gain, points"],
+  ["labelled", "Labels"],
+  ["shift", "Drift"],
+  ["agreement", "Agreement"],
   ["version", "Changes"],
   ["changed_at", "Last change"],
 ];
 
-// Rows by client, brought up to date; `whole` once all were seen.
-const useClients = () => {
+// Rows of a model by client, brought up to date; `whole` once all were seen.
+const useClients = (model) => {
   const [found, setFound] = useState({ rows: new Map(), whole: false });
   useEffect(() => {
     const end = new AbortController();
@@ -33,7 +36,7 @@ const useClients = () => {
         if (rows.length) setFound(({ rows: before, whole }) => ({ rows: new Map([...before, ...seen]), whole }));
       };
       try {
-        await eachPage(query, take, end.signal);
+        await eachPage(model, query, take, end.signal);
         if (all) wholeAt = now;
         since = now;
         if (all) setFound({ rows: seen, whole: true });
@@ -44,7 +47,7 @@ const useClients = () => {
     };
     look();
     return () => { end.abort(); clearTimeout(timer); };
-  }, []);
+  }, [model]);
   return found;
 };
 
@@ -54,8 +57,8 @@ const compare = (by) => (one, other) => {
   return typeof a === "number" ? a - b : a < b ? -1 : a > b ? 1 : 0;
 };
 
-export const Fleet = ({ query, go }) => {
-  const { rows, whole, error } = useClients();
+export const Fleet = ({ models, of, query, go }) => {
+  const { rows, whole, error } = useClients(of);
   const [scrolled, setScrolled] = useState({ top: 0, height: 800 });
   const view = useRef();
   const { q = "", adapter = "", verdict = "", sort = "client_id", down = "" } = query;
@@ -80,16 +83,14 @@ export const Fleet = ({ query, go }) => {
   const first = Math.max(0, Math.floor(scrolled.top / ROW) - BEYOND);
   const shown = fitting.slice(first, first + Math.ceil(scrolled.height / ROW) + 2 * BEYOND);
   const set = (change) => go("", { ...query, ...change });
-  const choice = (name, label, values, said = (value) => value) => html`<label>${label}
-    <select value=${query[name] ?? ""} onChange=${(event) => set({ [name]: event.target.value })}>
-      <option value="">any</option>
-      ${values.map((value) => html`<option value=${value} selected=${value === query[name]}>${said(value)}</option>`)}
-    </select></label>`;
   return html`<h1>Clients</h1>
     <form class="filters" role="search" onSubmit=${(event) => event.preventDefault()}>
+      ${models.length > 1 && html`<${Choice} label="Model" value=${of ?? models[0].name} of=${models.map(({ name }) => name)}
+        onChoose=${(name) => go("", name === models[0].name ? {} : { model: name })} />`}
       <label>Search <input type="search" value=${q} onInput=${(event) => set({ q: event.target.value })} /></label>
-      ${choice("adapter", "Adapter", adapters)}
-      ${choice("verdict", "Verdict", Object.keys(VERDICTS), (value) => VERDICTS[value])}
+      <${Choice} label="Adapter" value=${adapter} of=${adapters} none="any" onChoose=${(chosen) => set({ adapter: chosen })} />
+      <${Choice} label="Verdict" value=${verdict} of=${Object.keys(VERDICTS)} said=${(each) => VERDICTS[each]} none="any"
+        onChoose=${(chosen) => set({ verdict: chosen })} />
       <output>${fitting.length.toLocaleString("en")} of ${rows.size.toLocaleString("en")}${whole ? "" : " so far"}</output>
     </form>
     <${Failure} of=${error} />
@@ -108,11 +109,14 @@ export const Fleet = ({ query, go }) => {
           <tr class="room" aria-hidden="true" style=${{ height: `${first * ROW}px` }}></tr>
           ${shown.map(
             (row, place) => html`<tr key=${row.client_id} aria-rowindex=${first + place + 2}>
-              <th scope="row" class="client_id"><a href=${`#/clients/${encodeURIComponent(row.client_id)}`}>${row.client_id}</a></th>
+              <th scope="row" class="client_id"><a href=${`#/clients/${encodeURIComponent(row.client_id)}${of ? `?model=${encodeURIComponent(of)}` : ""}`}>${row.client_id}</a></th>
               <td class="adapter">${row.adapter}</td>
               <td class="adaptation">${row.adaptation}</td>
               <td class="verdict"><${Verdict} of=${row.verdict} /></td>
               <td class="gain">${points(row.gain)}</td>
+              <td class="labelled">${row.labelled ?? "–"}</td>
+              <td class="shift">${percent(row.shift)}</td>
+              <td class="agreement">${percent(row.agreement, 0)}</td>
               <td class="version">${row.version}</td>
               <td class="changed_at">${time(row.changed_at)}</td>
             </tr>`,

@@ -1,56 +1,60 @@
-// Whether the replica that answers this page is well: readiness, queue, memory, latency.
+// Whether the service is well: its replicas, what they hold, how long the stages of requests take, and Redis.
 
-import { read, readText } from "./api.js";
-import { Failure, number, usePolling } from "./parts.js";
+import { read } from "./api.js";
+import { Facts, Failure, number, Table, time, usePolling } from "./parts.js";
 import { html } from "./vendor/preact-htm.js";
 
-const SAMPLE = /^([a-z_:0-9]+)(?:\{(.*)\})? (\S+)/i;
+const STAGES = [
+  ["answer", "Answers, whole"],
+  ["parse", "Reading the request"],
+  ["decode", "of it, decoding"],
+  ["queue", "Waiting for its turn"],
+  ["compute", "Computing"],
+  ["store", "Waiting for Redis"],
+  ["redis", "Exchanges with Redis"],
+];
+const HEAD = ["Replica", "State", "Said", "Since", "Version", "Models", "Waiting", "Clients in memory", "Memory, MB", "Leases", "Journal entries", "Journals, MB"];
 
-const parse = (text) =>
-  text.split("\n").flatMap((line) => {
-    const [, name, labels = "", value] = line.match(SAMPLE) ?? [];
-    return name ? [{ name, labels: Object.fromEntries([...labels.matchAll(/(\w+)="((?:\\.|[^"])*)"/g)].map((each) => each.slice(1))), value: Number(value) }] : [];
-  });
+const megabytes = (bytes) => number(bytes / 1e6);
+const within = (stage, seconds) => (!stage?.number ? "–" : seconds == null ? "more" : `≤ ${number(1000 * seconds)} ms`);
+const called = ({ id, name }, all) => (all.filter((each) => each.name === name).length > 1 ? id : name);
 
-// The share q of a histogram's observations took at most so long.
-const quantile = (buckets, q) => {
-  const most = buckets.at(-1)?.value ?? 0;
-  return most ? buckets.find((bucket) => bucket.value >= q * most).le : undefined;
-};
+const Ready = ({ of }) => of.ready
+  ? html`<p class="ready"><strong>✓ Ready</strong></p>`
+  : html`<p class="failure" role="alert">✕ Not ready: ${of.reason}</p>`;
 
-// The buckets of a histogram by some of its labels, over all others.
-const histogram = (samples, wanted, by) => {
-  const routes = new Map();
-  for (const { name, labels, value } of samples) {
-    if (name !== `${wanted}_bucket`) continue;
-    const { le } = labels, route = by.map((label) => labels[label]).join(" ");
-    const buckets = routes.get(route) ?? new Map();
-    buckets.set(le, (buckets.get(le) ?? 0) + value);
-    routes.set(route, buckets);
-  }
-  return [...routes].map(([route, buckets]) => [route, [...buckets].map(([le, value]) => ({ le: le === "+Inf" ? Infinity : Number(le), value }))]);
-};
+const Replicas = ({ of }) => html`<h2>Replicas</h2>
+  <${Table} name="Replicas" head=${HEAD}>${of.map((each) => html`<tr key=${each.id}>
+    <th scope="row">${called(each, of)}</th>
+    <td class="verdict">${each.ready ? "✓ ready" : html`<span class="harmful">✕ ${each.reason}</span>`}${each.failing.map((task) => html` <span class="harmful">✕ ${task} fails</span>`)}</td>
+    <td>${number(each.age_s)} s ago</td><td>${time(each.started_at)}</td><td>${each.version}</td><td>${each.models.join(", ")}</td>
+    <td>${each.waiting}</td><td>${number(each.clients_in_memory)}</td><td>${megabytes(each.state_bytes)}</td>
+    <td>${number(each.leases)}</td><td>${number(each.journal_entries)}</td><td>${megabytes(each.journal_bytes)}</td></tr>`)}<//>`;
 
-const within = (seconds) => (seconds == null ? "–" : seconds === Infinity ? "more" : `≤ ${number(1000 * seconds)} ms`);
+const Latency = ({ of }) => html`<h2>Latency by stage, within a minute</h2>
+  <${Table} name="Latency by stage" head=${["Stage", ...of.flatMap((each) => ["number", "half", "95 %"].map((what) => `${called(each, of)}: ${what}`))]}>
+    ${STAGES.map(([stage, title]) => html`<tr key=${stage}><th scope="row">${title}</th>${of.map(({ stages }) => {
+      const found = stages[stage];
+      return html`<td>${number(found?.number ?? 0)}</td><td>${within(found, found?.p50_s)}</td><td>${within(found, found?.p95_s)}</td>`;
+    })}</tr>`)}<//>`;
 
-const Latency = ({ title, of }) => html`<h2>${title}</h2>
-  <div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
-    <thead><tr><th scope="col">What</th><th scope="col">Number</th><th scope="col">Half of them</th><th scope="col">95 %</th></tr></thead>
-    <tbody>${of.map(([what, buckets]) => html`<tr key=${what}><th scope="row">${what || "all"}</th><td>${number(buckets.at(-1).value)}</td>
-      <td>${within(quantile(buckets, 0.5))}</td><td>${within(quantile(buckets, 0.95))}</td></tr>`)}</tbody>
-  </table></div>`;
+const Redis = ({ of }) => html`<h2>Redis</h2><${Facts} of=${{
+  Version: of.version,
+  Role: of.role,
+  "Append-only file": of.aof_enabled ? (of.aof_healthy ? "✓ written" : "✕ its last write failed") : "✕ none",
+  "Survives a crash of its host": of.durability,
+  "When it is full": of.maxmemory_policy,
+  "Memory, MB": `${megabytes(of.used_bytes)}${of.max_bytes ? ` of ${megabytes(of.max_bytes)}` : ", without a bound"}`,
+  "Servers that hold state": of.masters,
+  "Copies of each": of.replicas,
+}} />`;
 
 export const Health = () => {
   const { value: ready, error } = usePolling(() => read("v2/health/ready"), 2, []);
-  const { value: text, error: refused } = usePolling(() => readText("metrics"), 2, []);
-  const samples = parse(text ?? "");
-  const gauges = samples.filter(({ name, labels }) => /^acclimate_(waiting|state_(sessions|cache_bytes|journal_entries|journal_bytes|unreplicated.*))$/.test(name) && !Object.keys(labels).length);
+  const { value: found, error: refused } = usePolling(() => read("replicas"), 2, []);
   return html`<h1>Health</h1><${Failure} of=${error} />
-    ${ready && html`<p><strong>${ready.ready ? "✓ Ready" : `✕ Not ready: ${ready.reason}`}</strong></p>
-      ${ready.failing.map(({ task, error: kind, seconds }) => html`<p class="failure">${task} fails in the background for ${seconds} s: ${kind}</p>`)}`}
+    ${ready && html`<${Ready} of=${ready} />${ready.failing.map(
+      ({ task, error: kind, seconds }) => html`<p class="failure">${task} fails in the background for ${seconds} s: ${kind}</p>`)}`}
     <${Failure} of=${refused} />
-    <dl class="facts">${gauges.map(({ name, value }) => html`<div key=${name}><dt>${name.replace("acclimate_", "").replaceAll("_", " ")}</dt><dd>${number(value)}</dd></div>`)}</dl>
-    <${Latency} title="Latency by route" of=${histogram(samples, "acclimate_request_duration_seconds", ["method", "route"])} />
-    <${Latency} title="Phases of requests" of=${histogram(samples, "acclimate_phase_seconds", ["phase"])} />
-    <${Latency} title="Redis" of=${histogram(samples, "acclimate_redis_seconds", [])} />`;
+    ${found && html`<${Replicas} of=${found.replicas} /><${Latency} of=${found.replicas} /><${Redis} of=${found.redis} />`}`;
 };

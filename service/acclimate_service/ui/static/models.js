@@ -1,39 +1,82 @@
-// The models that are served, and what labels say of their adapters.
+// A model that is served: what it is, what was shown of it before, and what labels say of its adapters now.
 
 import { read } from "./api.js";
-import { Failure, percent, usePolling, Verdict } from "./parts.js";
+import { Shaded } from "./charts.js";
+import { Choice, Facts, Failure, number, percent, points, Table, usePolling, Verdict } from "./parts.js";
 import { html } from "./vendor/preact-htm.js";
 
+const options = (of) => (Object.keys(of).length ? JSON.stringify(of) : "");
+
 const Evidence = ({ model }) => {
-  const { value, error } = usePolling(() => read(`models/${encodeURIComponent(model)}/adapters`), 10, [model]);
-  if (!value) return html`<${Failure} of=${error} />`;
-  return html`<h3>What labels say</h3><p>Policy: ${value.policy}.</p>
-    <div class="scroll" tabindex="0" role="region" aria-label=${`Evidence of ${model}`}><table>
-      <thead><tr>${["Adapter", "Clients", "Labels", "Wins", "Losses", "Frozen", "Adapted", "Verdict"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-      <tbody>${value.adapters.map(({ adapter, hyperparameters, clients, candidate, guard }) => html`<tr>
-        <th scope="row">${adapter} ${Object.keys(hyperparameters).length ? JSON.stringify(hyperparameters) : ""} ${candidate ? "(candidate)" : ""}</th>
+  const { value, error } = usePolling(() => read(`models/${encodeURIComponent(model)}/adapters`), 5, [model]);
+  if (!value) return html`<h2>What labels say</h2><${Failure} of=${error} />`;
+  const head = ["Adapter", "Clients", "Labels", "Wins", "Losses", "Frozen", "Adapted", "Verdict"];
+  return html`<h2>What labels say</h2><p>Who answers clients without a verdict of their own: ${value.policy}.</p>
+    ${value.adapters.length ? html`<${Table} name=${`What labels say of ${model}`} head=${head}>
+      ${value.adapters.map(({ adapter, hyperparameters, clients, candidate, guard }) => html`<tr>
+        <th scope="row">${adapter} ${options(hyperparameters)} ${candidate ? "(candidate)" : ""}</th>
         <td>${clients}</td><td>${guard.labelled}</td><td>${guard.wins}</td><td>${guard.losses}</td>
-        <td>${percent(guard.frozen.accuracy)}</td><td>${percent(guard.adapted.accuracy)}</td><td><${Verdict} of=${guard.verdict} /></td></tr>`)}
-      </tbody></table></div>${value.adapters.length ? "" : html`<p>No labels were told yet.</p>`}`;
+        <td>${percent(guard.frozen.accuracy)}</td><td>${percent(guard.adapted.accuracy)}</td><td><${Verdict} of=${guard.verdict} /></td></tr>`)}<//>`
+      : html`<p>No labels were told yet.</p>`}`;
 };
 
-export const Models = () => {
-  const { value, error } = usePolling(() => read("models"), 30, []);
-  return html`<h1>Models</h1><${Failure} of=${error} />
-    ${value?.models.map((model) => {
-      const facts = {
-        Version: model.version,
-        Architecture: model.architecture,
-        Runtime: model.runtime,
-        Layout: model.layout,
-        Input: `${model.input.channels} × ${model.input.height} × ${model.input.width}`,
-        Classes: model.classes.join(", "),
-        "Default adapter": `${model.default_adapter.name}: ${model.default_adapter.reason}`,
-      };
-      return html`<section key=${model.name}><h2>${model.name}${model.default ? " (default)" : ""}</h2>
-        <dl class="facts">${Object.entries(facts).map(([name, fact]) => html`<div><dt>${name}</dt><dd>${fact}</dd></div>`)}</dl>
-        <h3>Adapters</h3><p>${Object.entries(model.adapters).map(([name, { available, missing }]) => html`<span class="chip ${available ? "" : "off"}">
-          ${name}${available ? "" : ` lacks ${missing.join(", ")}`}</span> `)}</p>
-        <${Evidence} model=${model.name} /></section>`;
-    })}`;
+// What was shown before deployment, of the default adapter and of settings for others.
+const Shown = ({ manifest: { evidence, settings, measured } }) => {
+  const every = [...(evidence ? [evidence] : []), ...Object.values(settings)];
+  return html`<h2>Shown before deployment</h2>
+    ${measured && html`<p>Frozen, on ${measured.data}: ${percent(measured.accuracy)} of ${number(measured.rows.reduce((a, b) => a + b, 0))} images.</p>`}
+    ${every.length ? html`<${Table} name="Shown before deployment" head=${["Adapter", "Gain, points", "Interval", "Worst client", "Harmed", "Clients", "On"]}>
+      ${every.map((each) => html`<tr><th scope="row">${each.adapter} ${options(each.options)}</th><td>${points(each.gain)}</td>
+        <td>${points(each.low)} to ${points(each.high)}</td><td>${points(each.worst)}</td><td>${percent(each.harmed)}</td>
+        <td>${each.clients}</td><td>${each.of}</td></tr>`)}<//>` : html`<p>Nothing: the manifest has no evidence.</p>`}`;
+};
+
+const Rates = ({ of }) => {
+  const rates = Object.entries(of ?? {}), most = Math.max(...rates.map(([, rate]) => Math.abs(rate)), 1e-12);
+  return html`<section><h2>Adaptation rates</h2>
+    ${of ? html`<${Table} name="Adaptation rates" kind="heat" head=${["Module", "Rate"]}>
+      ${rates.map(([name, rate]) => html`<tr key=${name}><th scope="row">${name}</th><${Shaded} value=${rate} most=${most} /></tr>`)}<//>`
+      : html`<p>None were learned.</p>`}</section>`;
+};
+
+const Manifest = ({ manifest }) => {
+  const { input, metrics } = manifest;
+  const said = {
+    Licence: manifest.licence,
+    Provenance: manifest.provenance,
+    "Mean and deviation of pixels": `${input.mean.map(number).join(", ")}; ${input.std.map(number).join(", ")}`,
+    "Encoded images": input.resize ? `resized to ${JSON.stringify(input.resize.size)}, ${input.resize.interpolation}` : "must have the size of the input",
+    ...metrics,
+  };
+  return html`<section><h2>Manifest</h2><${Table} name="Manifest" kind="said" head=${["What", "Value"]}>
+    ${Object.entries(said).map(([name, value]) => html`<tr key=${name}><th scope="row">${name}</th>
+      <td>${typeof value === "number" ? number(value) : value}</td></tr>`)}
+    ${Object.entries(manifest.files).map(([name, sum]) => html`<tr key=${name}><th scope="row">${name}, SHA-256</th><td>${sum}</td></tr>`)}<//></section>`;
+};
+
+const Versions = ({ of }) => html`<section><h2>Versions</h2><${Table} name="Versions" head=${["Version", "Served"]}>
+  ${of.map(({ version, served }) => html`<tr key=${version}><th scope="row">${version}</th><td>${served ? "✓ served" : "in the store"}</td></tr>`)}<//></section>`;
+
+export const Models = ({ models, name, go }) => {
+  const model = models.find((each) => each.name === name) ?? models[0];
+  const { value: of, error } = usePolling(() => read(`models/${encodeURIComponent(model.name)}/manifest`), 10, [model.name]);
+  const facts = {
+    Version: model.version,
+    Architecture: model.architecture,
+    Runtime: model.runtime,
+    Layout: model.layout,
+    Input: `${model.input.channels} × ${model.input.height} × ${model.input.width}`,
+    Classes: model.classes.join(", "),
+    "Default adapter": `${model.default_adapter.name}: ${model.default_adapter.reason}`,
+  };
+  return html`<h1>${model.name}${model.default ? " (default)" : ""}</h1>
+    ${models.length > 1 && html`<${Choice} label="Model" value=${model.name} of=${models.map((each) => each.name)}
+      onChoose=${(chosen) => go(`models/${chosen}`, {})} />`}
+    <${Facts} of=${facts} />
+    <h2>Adapters</h2><p>${Object.entries(model.adapters).map(([adapter, { available, missing }]) => html`<span key=${adapter}
+      class="chip ${available ? "" : "off"}">${adapter}${available ? "" : ` lacks ${missing.join(", ")}`}</span> `)}</p>
+    <${Evidence} model=${model.name} />
+    <${Failure} of=${error} />
+    ${of && html`<${Shown} manifest=${of.manifest} />
+      <div class="columns"><${Rates} of=${of.rates} /><${Versions} of=${of.versions} /></div><${Manifest} manifest=${of.manifest} />`}`;
 };

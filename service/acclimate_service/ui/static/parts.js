@@ -28,6 +28,21 @@ export const usePolling = (ask, seconds, watched) => {
   return found;
 };
 
+// A choice of one of several; nothing to choose where there is one.
+export const Choice = ({ label, value, of, said = (each) => each, none, onChoose }) => html`<label>${label}
+  <select value=${value} onChange=${(event) => onChoose(event.target.value)}>
+    ${none && html`<option value="">${none}</option>`}
+    ${of.map((each) => html`<option key=${each} value=${each} selected=${each === value}>${said(each)}</option>`)}
+  </select></label>`;
+
+export const Facts = ({ of }) => html`<dl class="facts">${Object.entries(of).map(
+  ([name, fact]) => html`<div key=${name}><dt>${name}</dt><dd>${fact}</dd></div>`)}</dl>`;
+
+// A table that scrolls by itself, where a page would be too wide, or too long.
+export const Table = ({ name, head, children, kind = "" }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${name}>
+  <table class=${kind}><thead><tr>${head.map((title) => html`<th scope="col">${title}</th>`)}</tr></thead>
+    <tbody>${children}</tbody></table></div>`;
+
 export const Failure = ({ of }) => of && html`<p class="failure" role="alert">${of.message}</p>`;
 
 // A question before something is done; the dialog keeps the focus, and Escape means no.

@@ -27,6 +27,10 @@ class ToyState:
         measured = {"digest": int.from_bytes(self.digest[:2])}
         return Point(batches=1, rows=1, measured=measured).encode() if self.count else b""
 
+    @property
+    def beside(self) -> int:
+        return 0
+
 
 def initial(config: str) -> ToyState:
     return ToyState(hashlib.sha256(config.encode()).digest(), 0, config)

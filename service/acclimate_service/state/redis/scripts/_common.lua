@@ -170,6 +170,10 @@ local function note(keys, seq, replica, point, now, most)
   if noted and tonumber(seq) <= tonumber(noted) then return end
   local taken_over = before and before ~= replica and before or ''
   redis.call('HSET', keys.head, 'ts', seq, 'tr', replica)
+  if string.sub(point, 1, 3) ~= '[0,' then -- a batch: what lists of clients show of it
+    local shift, agreement = string.match(point, '"shift":([%d.e+-]+)'), string.match(point, '"agreement":([%d.e+-]+)')
+    redis.call('HSET', keys.head, 'sh', shift or '', 'ag', agreement or '')
+  end
   redis.call('RPUSH', keys.timeline, table.concat({seq, stamp(now), taken_over, point}, '|'))
   redis.call('LTRIM', keys.timeline, -most, -1) -- thinned out long before, unless that fails
 end

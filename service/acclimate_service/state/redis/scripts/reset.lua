@@ -25,7 +25,7 @@ seq = whole(seq + 1)
 -- The first write frees memory, so a full Redis lets the script pass.
 redis.call('UNLINK', keys.journal, keys.lease, keys.snapshot)
 redis.call('HSET', keys.head, 'seq', seq, 'tag', ask.tag, 'base', seq, 'st', '', 'snap', '', 'n', '0', 'len', '0',
-  'sum', '', 'jn', '0', 'jb', '0', 'fence', whole(opened + 1) .. '.' .. ask.tag)
+  'sum', '', 'jn', '0', 'jb', '0', 'sh', '', 'ag', '', 'fence', whole(opened + 1) .. '.' .. ask.tag)
 note_version(keys, version)
 if config ~= '' then redis.call('HSET', keys.head, 'cfg', config) end
 if paused ~= '' then redis.call('HSET', keys.head, 'paused', paused) end
