@@ -86,6 +86,7 @@ LABELS = {
     "guard_clients": 1,
     "candidates": ("em",),
     "ask_budget": 0.5,
+    "keep_images_bytes": 2 * 28 * 28,
 }
 ROUNDS = {
     "model": "own",
@@ -379,6 +380,11 @@ def test_timeline(off, noise):
     send(off[0], "unnoted", noise).raise_for_status()
     assert off[0].http.get("/clients/unnoted/timeline").json()["code"] == "timeline_off"
     assert not off[0].redis.keys("acc:{default/unnoted}:*:t")
+
+
+def test_keep_images_bytes(labels, noise):
+    send(labels[0], "pictured", noise[:5]).raise_for_status()
+    assert len(labels[0].http.get("/clients/pictured/images").json()["images"]) == 2
 
 
 def test_secret(off):

@@ -100,6 +100,7 @@ def running_service(data_dir: str) -> Iterator[str]:
         "ACCLIMATE_MODEL_STORE": str(DATA / "bundles"),
         "ACCLIMATE_GUARD": "adapt",  # labels of one client shall decide for that client alone
         "ACCLIMATE_ASK_BUDGET": str(ASKED / BATCH),
+        "ACCLIMATE_KEEP_IMAGES_BYTES": "1000000",  # they are anybody's
     }
     command = [sys.executable, "-m", "acclimate_service.cli", "serve"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ACCLIMATE_")}

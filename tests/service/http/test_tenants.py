@@ -27,6 +27,7 @@ def house(run_service, tmp_path_factory):
     made = {tenant: create(tenant, SCOPES) for tenant in ("one", "two")}
     (folder / "keys").write_text("\n".join(line for _, line in made.values()))
     common = {"adapter": "fedthe", "data_dir": folder / "data", "round_interval_s": 10_000, "ask_budget": 0}  # no lots
+    common["keep_images_bytes"] = 2**20
     with run_service(**common, keys_file=folder / "keys") as replica:
         headers = {tenant: {"Authorization": f"Bearer {key}"} for tenant, (key, _) in made.items()}
         yield SimpleNamespace(replica=replica, http=replica.http, headers=headers)
@@ -53,6 +54,7 @@ def ask(house, stream):
         },
         "GET /clients/{client_id}": dict,
         "GET /clients/{client_id}/asks": dict,
+        "GET /clients/{client_id}/images": dict,
         "GET /clients/{client_id}/timeline": dict,
         "GET /clients/{client_id}/timeline/live": dict,
         "GET /clients/{client_id}/state": dict,

@@ -6,7 +6,18 @@ from fastapi.routing import APIRoute
 from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute
 from acclimate_service.http.context import Intake
-from acclimate_service.http.routes import about, asks, bulk, clients, feedback, images, inference, manifest, predict, timeline
+from acclimate_service.http.routes import (
+    about,
+    asks,
+    bulk,
+    clients,
+    feedback,
+    images,
+    inference,
+    manifest,
+    predict,
+    timeline,
+)
 
 __all__ = ["make_router"]
 

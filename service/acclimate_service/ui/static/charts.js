@@ -14,11 +14,14 @@ const words = (name) => name.replaceAll("_", " ");
 const when = (point) => new Date(point.at) / 1000;
 
 // What befell the client by a point, and what its labels turned to there.
-const marksOf = (points) =>
-  points.map((point, i) => {
-    const turned = i && point.verdict && points[i - 1].verdict && point.verdict !== points[i - 1].verdict ? [point.verdict] : [];
-    return [...Object.keys(point.events), ...turned];
+const marksOf = (points) => {
+  let verdict;
+  return points.map((point) => {
+    const before = verdict;
+    verdict = point.verdict || before; // of events, there is none
+    return [...Object.keys(point.events), ...(before && verdict !== before ? [verdict] : [])];
   });
+};
 
 // Where the frozen model answered: from one point to the next that it did not.
 const bandsOf = (points) => {

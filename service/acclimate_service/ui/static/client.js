@@ -58,13 +58,14 @@ const Guard = ({ of }) => {
     accuracy != null &&
     html`<line x1=${100 * low} x2=${100 * high} y1=${y} y2=${y} class=${colour} /><circle cx=${100 * accuracy} cy=${y} r="1.6" class=${colour} />`;
   const row = (name, { accuracy, low, high }) =>
-    html`<tr><th scope="row">${name}</th><td>${percent(accuracy)}</td><td>${percent(low)} to ${percent(high)}</td></tr>`;
+    html`<tr><th scope="row">${name}</th><td>${percent(accuracy)}</td><td>${accuracy == null ? "–" : `${percent(low)} to ${percent(high)}`}</td></tr>`;
   return html`<section><h2>Labels</h2>
     <p><${Verdict} of=${of.verdict} /> after ${of.labelled} labels: ${of.wins} wins, ${of.losses} losses. Answered by the
       ${" "}<strong>${of.answering}</strong> model (${of.because.replaceAll("_", " ")}).</p>
     <table><thead><tr><th scope="col">Model</th><th scope="col">Accuracy</th><th scope="col">Interval</th></tr></thead>
       <tbody>${row("frozen", of.frozen)}${row("adapted", of.adapted)}</tbody></table>
-    ${of.labelled > 0 && html`<svg viewBox="-2 0 104 14" class="intervals" aria-hidden="true">
+    ${of.labelled > 0 && of.frozen.accuracy == null && html`<p>Labels of rows that were asked for tell which model is better, and no accuracy.</p>`}
+    ${of.frozen.accuracy != null && html`<svg viewBox="-2 0 104 14" class="intervals" aria-hidden="true">
       <line x1="0" x2="100" y1="13" y2="13" class="axis" />${bar(of.frozen, 4, "frozen")}${bar(of.adapted, 9, "adapted")}
     </svg>`}</section>`;
 };

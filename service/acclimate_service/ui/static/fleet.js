@@ -14,7 +14,7 @@ const COLUMNS = [
   ["adapter", "Adapter"],
   ["adaptation", "Adaptation"],
   ["verdict", "Verdict"],
-  ["gain", "Gain, points"],
+  ["gain", "Gain"],
   ["labelled", "Labels"],
   ["shift", "Drift"],
   ["agreement", "Agreement"],

@@ -13,8 +13,6 @@ const STAGES = [
   ["store", "Waiting for Redis"],
   ["redis", "Exchanges with Redis"],
 ];
-const HEAD = ["Replica", "State", "Said", "Since", "Version", "Models", "Waiting", "Clients in memory", "Memory, MB", "Leases", "Journal entries", "Journals, MB"];
-
 const megabytes = (bytes) => number(bytes / 1e6);
 const within = (stage, seconds) => (!stage?.number ? "–" : seconds == null ? "more" : `≤ ${number(1000 * seconds)} ms`);
 const called = ({ id, name }, all) => (all.filter((each) => each.name === name).length > 1 ? id : name);
@@ -23,13 +21,24 @@ const Ready = ({ of }) => of.ready
   ? html`<p class="ready"><strong>✓ Ready</strong></p>`
   : html`<p class="failure" role="alert">✕ Not ready: ${of.reason}</p>`;
 
-const Replicas = ({ of }) => html`<h2>Replicas</h2>
-  <${Table} name="Replicas" head=${HEAD}>${of.map((each) => html`<tr key=${each.id}>
-    <th scope="row">${called(each, of)}</th>
-    <td class="verdict">${each.ready ? "✓ ready" : html`<span class="harmful">✕ ${each.reason}</span>`}${each.failing.map((task) => html` <span class="harmful">✕ ${task} fails</span>`)}</td>
-    <td>${number(each.age_s)} s ago</td><td>${time(each.started_at)}</td><td>${each.version}</td><td>${each.models.join(", ")}</td>
-    <td>${each.waiting}</td><td>${number(each.clients_in_memory)}</td><td>${megabytes(each.state_bytes)}</td>
-    <td>${number(each.leases)}</td><td>${number(each.journal_entries)}</td><td>${megabytes(each.journal_bytes)}</td></tr>`)}<//>`;
+const FACTS = [
+  ["State", (each) => (each.ready ? "✓ ready" : html`<span class="harmful">✕ ${each.reason}</span>`)],
+  ["Fails in the background", (each) => each.failing.join(", ") || "nothing"],
+  ["Said so", (each) => `${number(each.age_s)} s ago`],
+  ["Started", (each) => time(each.started_at)],
+  ["Version", (each) => each.version],
+  ["Device", (each) => each.device],
+  ["Models", (each) => each.models.join(", ")],
+  ["Batches under way", (each) => number(each.waiting)],
+  ["Clients in memory", (each) => number(each.clients_in_memory)],
+  ["their states, MB", (each) => megabytes(each.state_bytes)],
+  ["Leases: journals it writes", (each) => number(each.leases)],
+  ["their entries", (each) => number(each.journal_entries)],
+  ["their size, MB", (each) => megabytes(each.journal_bytes)],
+];
+
+const Replicas = ({ of }) => html`<h2>Replicas</h2><${Table} name="Replicas" head=${["What", ...of.map((each) => called(each, of))]}>
+  ${FACTS.map(([name, fact]) => html`<tr key=${name}><th scope="row">${name}</th>${of.map((each) => html`<td>${fact(each)}</td>`)}</tr>`)}<//>`;
 
 const Latency = ({ of }) => html`<h2>Latency by stage, within a minute</h2>
   <${Table} name="Latency by stage" head=${["Stage", ...of.flatMap((each) => ["number", "half", "95 %"].map((what) => `${called(each, of)}: ${what}`))]}>
