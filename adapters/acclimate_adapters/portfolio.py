@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from acclimate_adapters.adapter import (
@@ -41,6 +42,8 @@ STRENGTH: Final = 8.0
 """Labelled rows that the fleet counts for beside those of the client."""
 LEAD: Final = 0.01
 """Share of right answers by which the frozen model is ahead."""
+SETTLED: Final = 32
+"""Labelled rows of a client before which none of its arms rests: with so many it counts for the fleet."""
 MOST_ARMS: Final = 5
 """Adapters beside the frozen model. Few labels mistake one of many sooner: five did worse than three."""
 DEFAULT_ARMS: Final = ("atp", "bn_adapt+em", "fedcal(estimator=em)")
@@ -63,7 +66,12 @@ class Portfolio:
         f_a    share that arm a has right of such rows of all clients (`informed`), these 8 rows more: the share `prior`
         score  s_a = (r_a + 8 f_a) / (n + 8), and 0.01 more for arm 0                                        (1)
         answer to a batch: that of the arm with the largest score, the first of equal ones                    (2)
+        rest   arm a takes no step while n >= 32 and r_b - r_a > 8 of some other arm b                        (3)
         Which rows count depends on predictions alone, and each arm is compared on all of them.
+
+    An arm at rest never answers: f_a - f_b is at most 1, so r_a + 8 f_a < r_b + 8 f_b, and only the frozen model has a
+    lead. Meanwhile it counts as the frozen model, and costs nothing. It wakes when labels show drift: rows that the
+    arms before it have wrong, and the frozen model right. Then it goes on from the state in which it came to rest.
 
     The passes are shared: one frozen pass at most serves all arms that need no other, and an arm that computes
     gradients at the global weights has it for nothing. An arm whose step fails or collapses, as the guard rails see it,
@@ -231,16 +239,21 @@ class Portfolio:
         require_state(self, model, state)
         x, arms = model.batch(x), self.served(model)
         parts, frozen, taken = _parts(arms, state), None, dict[int, Taken]()
-        for a, arm in enumerate(arms):
+        resting = at_rest(numbers(state.tensors["counts"]), 1 + len(arms))[1:]
+        awake = [(a, arm) for a, arm in enumerate(arms) if not resting[a]]
+        for a, arm in awake:
             if not isinstance(arm, FrozenOnly):
                 taken[a] = yield from _taken(arm, model, parts[a], x)
                 frozen = frozen or _frozen_of(taken[a])
                 yield
         whole = frozen or model.frozen(x)
-        for a, arm in enumerate(arms):
+        for a, arm in awake:
             if isinstance(arm, FrozenOnly):
                 taken[a] = _on_frozen(arm, model, parts[a], whole)
-        steps = [guard(partial(_given, taken[a]), part, lambda: whole.logits) for a, part in enumerate(parts)]
+        steps = [
+            guard(partial(_given, taken[a]), part, lambda: whole.logits) if a in taken else Step(whole.logits, part)
+            for a, part in enumerate(parts)
+        ]
         return self._answer(state, whole, steps)
 
     def _answer(self, state: State, frozen: Pass, steps: Sequence[Step]) -> Step:
@@ -278,8 +291,28 @@ def shrunk(counts: Numbers, towards: Numbers) -> Numbers:
     Returns:
         [1 + A], in 0..1.
     """
-    is_right = np.arange(len(counts)) >> np.arange(len(towards))[:, None] & 1
-    found: Numbers = (is_right @ counts + STRENGTH * towards) / (counts.sum() + STRENGTH)
+    found: Numbers = (_right(counts, len(towards)) + STRENGTH * towards) / (counts.sum() + STRENGTH)
+    return found
+
+
+def at_rest(counts: Numbers, arms: int) -> NDArray[np.bool_]:
+    """Which arms take no step, because none of what others may tell could make them answer (3).
+
+    Args:
+        counts: as in `shrunk`.
+        arms: how many, the frozen model included, which is the first.
+
+    Returns:
+        [arms].
+    """
+    right = _right(counts, arms)
+    found: NDArray[np.bool_] = (right.max() - right > STRENGTH) & (counts.sum() >= SETTLED)
+    return found
+
+
+def _right(counts: Numbers, arms: int) -> Numbers:
+    """How many labelled rows each arm has right, [arms]."""
+    found: Numbers = (np.arange(len(counts)) >> np.arange(arms)[:, None] & 1) @ counts
     return found
 
 

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from acclimate_adapters import (
@@ -27,7 +30,18 @@ from acclimate_adapters.adapter import parts_of
 from acclimate_adapters.compression.coding import decode, encode
 from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_adapters.guard import bounded
-from acclimate_adapters.portfolio import LEAD, MOST_ARMS, STRENGTH, Portfolio, arm_of, counted, scores, shrunk
+from acclimate_adapters.portfolio import (
+    LEAD,
+    MOST_ARMS,
+    SETTLED,
+    STRENGTH,
+    Portfolio,
+    arm_of,
+    at_rest,
+    counted,
+    scores,
+    shrunk,
+)
 
 Models = Callable[..., FrozenModel]
 ALONE = {
@@ -46,6 +60,11 @@ class Slow:
         self.predicted: list[list[int]] = []  # of each row so far: the frozen class, then each arm's
         self.told: list[tuple[list[int], int]] = []
 
+    def rests(self, arm: int) -> bool:
+        rows = [(classes, label) for classes, label in self.told if len(set(classes)) > 1]
+        right = [sum(classes[each] == label for classes, label in rows) for each in range(len(self.fleet))]
+        return len(rows) >= 32 and max(right) > right[arm] + 8
+
     def best(self) -> int:
         rows = [(classes, label) for classes, label in self.told if len(set(classes)) > 1]
         found = []
@@ -56,7 +75,10 @@ class Slow:
 
     def answer(self, x: Tensor) -> Tensor:
         logits = [self.model.frozen(x).logits]
-        for name, adapter in ALONE.items():
+        for arm, (name, adapter) in enumerate(ALONE.items(), start=1):
+            if self.rests(arm):
+                logits.append(logits[0])
+                continue
             step = guarded_step(adapter, self.model, self.states[name], x)
             self.states[name] = step.state
             logits.append(step.logits)
@@ -138,6 +160,40 @@ def test_rows_in_which_no_arm_differs_count_for_nothing() -> None:
     for arms in right:
         expected[sum(2**arm for arm in arms)] += 1
     assert counted(predicted, labels).tolist() == expected
+
+
+@given(
+    counts=arrays(np.int64, 16, elements=st.integers(0, 60)),
+    fleet=arrays(np.float64, 4, elements=st.floats(0, 1)),
+)
+def test_an_arm_at_rest_never_answers_whatever_the_fleet_says(counts: Any, fleet: Any) -> None:
+    resting = at_rest(counts.astype(np.float64), 4)
+    chosen = int(scores(counts.astype(np.float64), fleet).argmax())
+    assert chosen == 0 or not resting[chosen]
+    assert not resting.any() or counts.sum() >= SETTLED
+
+
+def test_an_arm_that_cannot_win_rests_and_wakes_when_the_arm_before_it_is_wrong(
+    model: FrozenModel, streams: Tensor
+) -> None:
+    adapter, x = Portfolio(), streams[0]
+    state = adapter.step(model, adapter.init(model), x[0]).state
+    counts = torch.zeros(16, dtype=torch.int64)
+    counts[0b0010], counts[0b0000] = 9, SETTLED - 9  # atp has nine more right than any other
+    state = replace(state, tensors={**state.tensors, "counts": counts})
+    rested = adapter.step(model, state, x[1])
+    assert rested.state.tensors["steps"].tolist() == [2, 1, 1]
+    assert rested.frozen_logits is not None
+    assert rested.by_arm is not None
+    frozen = rested.frozen_logits.argmax(-1)
+    assert torch.equal(rested.by_arm[:, 1:], frozen[:, None].expand(-1, 2))
+    for name, tensor in state.tensors.items():
+        if name.startswith(("bn_adapt+em.", "fedcal.")):
+            assert torch.equal(rested.state.tensors[name], tensor), name
+    drifted = counts.clone()
+    drifted[0b1101] += 1  # a row that atp alone has wrong, the others at rest counting as the frozen model
+    woken = adapter.step(model, replace(state, tensors={**state.tensors, "counts": drifted}), x[1])
+    assert woken.state.tensors["steps"].tolist() == [2, 2, 2]
 
 
 def test_without_a_label_the_frozen_model_answers_and_the_arms_go_on(model: FrozenModel, streams: Tensor) -> None:

@@ -1,7 +1,8 @@
 """`acclimate-bench portfolio`: what choosing among several adapters by a few labels brings, on recorded streams.
 
 Every arm predicts every stream once; they learn nothing from labels, so the replays need no network. The clients take
-turns, a batch each. Once a batch is answered some of its rows are labelled, and count for the next answer of this
+turns, a batch each. An arm at rest counts as the frozen model, as in the adapter; its state, which it would keep, goes
+on. Once a batch is answered some of its rows are labelled, and count for the next answer of this
 client and, by the fleet's shares, of every other. The rule is the adapter's own; only the store is not: what the fleet
 tells is always up to date. Labelled are `asked` rows, drawn by lot among those where an arm and the frozen model
 differ, those first in which the two best arms do; or `random` rows, of which only those count. Either way so many of
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acclimate_adapters.portfolio import DEFAULT_ARMS, NO_OPINION, Portfolio, counted, scores, shrunk, two_best
+from acclimate_adapters.portfolio import DEFAULT_ARMS, NO_OPINION, Portfolio, at_rest, counted, scores, shrunk, two_best
 from acclimate_bench.accuracy.measure import BATCH, Classes, Hits
 from acclimate_bench.accuracy.report import HARM, rounded, signed, table
 from acclimate_bench.accuracy.selection import add_data, folders
@@ -99,7 +100,8 @@ def replay(predicted: Predicted, share: float, choice: Choice, seed: int) -> Hit
             fleet = shrunk(counts.sum(axis=0), nothing)
             rivals = two_best(scores(counts[client], fleet))
             hits[client, batch] = right[client, batch, rivals[0]]
-            classes = predicted.classes[client, batch]
+            resting = at_rest(counts[client], arms)
+            classes = np.where(resting, predicted.classes[client, batch, :1], predicted.classes[client, batch])
             budget[client] += share * len(classes)
             told = _told(classes, int(budget[client]), choice, rivals, rng)
             budget[client] -= len(told)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from acclimate_adapters.portfolio import SETTLED
 from acclimate_service.guard.evidence import CLIENTS, WEIGHT, Counts, Pooled, accuracy, gain, log_evidence, verdict
 
 ALPHA = 0.05
@@ -411,3 +412,7 @@ def test_where_one_client_is_enough_the_fleet_is_judged_by_the_sum() -> None:
 def test_a_verdict_needs_as_many_clients_as_have_to_agree(clients: int, expected: str) -> None:
     assert Pooled((counts(0, WEIGHT),) * clients).verdict() == expected
     assert Pooled((counts(WEIGHT, 0),) * clients).verdict() == {"harmful": "trusted"}.get(expected, expected)
+
+
+def test_no_arm_of_a_portfolio_rests_before_its_client_has_told_all_that_counts_for_the_fleet() -> None:
+    assert SETTLED >= WEIGHT
