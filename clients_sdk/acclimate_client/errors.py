@@ -153,6 +153,14 @@ class OtherModelError(ProblemError):
     """`other_model` (409): the batch of this key was applied to another model, and its answer is gone."""
 
 
+class VersionNotLoadedError(ProblemError):
+    """`version_not_loaded` (409): a replica has not loaded a version that clients are to be answered by."""
+
+
+class VersionInUseError(ProblemError):
+    """`version_in_use` (409): a version that is to be unloaded answers clients."""
+
+
 class OutOfOrderError(ProblemError):
     """`out_of_order` (409): a batch of this or a later number was applied before."""
 
@@ -263,6 +271,10 @@ class InvalidLabelsError(ProblemError):
 
 class InvalidFeedbackError(ProblemError):
     """`invalid_feedback` (422): there are no rows or too many, or one is not a request id, a row and a class."""
+
+
+class VersionUnfitError(ProblemError):
+    """`version_unfit` (422): a version must not be served, as by its golden batch."""
 
 
 class InvalidStateError(ProblemError):

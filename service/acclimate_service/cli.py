@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     of_models = models.add_parser(commands, store)
     learning.add_import_atp(of_models, store)
     _add_remove(of_models, store)
+    _add_rollouts(of_models)
     learning.add_parser(commands, store, _replay)
     return parser
 
@@ -106,6 +107,33 @@ def _add_remove(subparsers: "Subparsers", store: Path) -> None:
     remove.add_argument("--store", type=Path, default=store, help="model store (default: %(default)s)")
     remove.add_argument("--force", action="store_true", help="even if clients live on it")
     remove.set_defaults(run=by_name("acclimate_service.removal", "run_remove", "[serve]"))
+
+
+def _add_rollouts(subparsers: "Subparsers") -> None:
+    def add(name: str, text: str, bundle: str = "NAME[/VERSION]") -> argparse.ArgumentParser:
+        text = f"of a running service: {text}"
+        epilog = "exit status: 0 done, on all replicas; 1 the service refuses; 2 the command could not be done"
+        command = subparsers.add_parser(name, help=text, description=text, epilog=epilog)
+        command.add_argument("bundle", metavar=bundle)
+        _add_remote(command, "admin")
+        command.set_defaults(run=by_name("acclimate_service.rollout_commands", f"run_{name}", "[serve]"))
+        return command
+
+    def share(text: str) -> float:
+        value = float(text)
+        if not 0 <= value <= 1:
+            raise argparse.ArgumentTypeError("a number from 0 to 1")
+        return value
+
+    add("load", "load a version, or the newest of the store, on all replicas; it answers nobody yet")
+    unload = add("unload", "let go of a version, or of all that answer no clients")
+    unload.add_argument("--force", action="store_true", help="also of a canary, whose clients are the default's then")
+    canary = add("canary", "load a version and have it answer a share of the clients, the same ones as it grows")
+    canary.add_argument("--share", type=share, required=True, metavar="SHARE", help="of the clients, 0 to 1")
+    add("promote", "have a version answer all clients; without a version the canary")
+    add("rollback", "end the canary; where there is none, go back to the default before", "NAME")
+    show = add("rollout", "show which versions answer clients, and what each replica has", "NAME")
+    show.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_clients(commands: "Subparsers") -> None:

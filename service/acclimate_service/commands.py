@@ -8,7 +8,7 @@ from acclimate_adapters import AcclimateError
 from acclimate_service.federated.cohort import Round
 from acclimate_service.logs import set_up
 from acclimate_service.remote import Remote, RemoteError
-from acclimate_service.service import open_service
+from acclimate_service.replica import open_replica
 from acclimate_service.serving import new_event_loop, serve
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import EmbeddedRedisError, StateError, running_at
@@ -54,14 +54,14 @@ def run_advice(options: argparse.Namespace) -> int:
 
 
 async def _round(settings: Settings) -> Round:
-    async with open_service(_beside(settings)) as service:
-        return await service.rounds.run(settings.round_clients)
+    async with open_replica(_beside(settings)) as replica:
+        return await replica.service.rounds.run(settings.round_clients)
 
 
 async def _reset(settings: Settings) -> str:
-    async with open_service(_beside(settings)) as service:
-        await service.feedback.reset()
-        return service.bundle.manifest.key
+    async with open_replica(_beside(settings)) as replica:
+        await replica.service.feedback.reset()
+        return replica.service.bundle.manifest.key
 
 
 def _beside(settings: Settings) -> Settings:

@@ -18,7 +18,7 @@ from acclimate_service.compute.process import available_cores
 from acclimate_service.http.middleware import is_loopback
 from acclimate_service.keys import Keys, KeysError
 from acclimate_service.models import device_of, named, settings_by_model
-from acclimate_service.service import RETRY_WINDOW_MS, connected
+from acclimate_service.opening import RETRY_WINDOW_MS, connected
 from acclimate_service.serving import new_event_loop
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import (

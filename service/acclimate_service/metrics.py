@@ -95,6 +95,15 @@ class Metrics:
             "acclimate_step_rows", "Images that were answered together.", buckets=_SIZES, registry=on
         )
         self.rows = Counter("acclimate_rows", "Images answered.", ["model", "adapter"], registry=on)
+        self.version_rows = Counter(
+            "acclimate_version_rows", "Images of clients by version.", ["model", "version", "result"], registry=on
+        )
+        self.version_share = Gauge(
+            "acclimate_version_share",
+            "Share of clients that a loaded version answers.",
+            ["model", "version"],
+            registry=on,
+        )
         self.skipped_rows = Counter(
             "acclimate_skipped_rows", "Images that tell nothing: answered, not folded into a state.", registry=on
         )

@@ -66,7 +66,7 @@ def settings_by_model(settings: Settings) -> list[Settings]:
 
 
 async def load_model(settings: Settings, worker: Worker) -> Model:
-    """Load a model and refuse settings that it cannot serve; raises as `open_service`."""
+    """Load a model and refuse settings that it cannot serve; raises as `open_replica`."""
     bundle = await worker.run(partial(_load_bundle, settings), always)
     configurations = _configurations(settings, bundle)
     candidates = _challenger_configurations(settings, bundle.model, configurations)

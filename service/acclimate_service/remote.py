@@ -5,14 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import orjson
-
-_TIMEOUT_S: Final = 60
 
 
 class RemoteError(Exception):
@@ -30,10 +28,12 @@ class Remote:
     Args:
         url: of it.
         key: for a service that asks for one.
+        timeout_s: longest silence.
     """
 
     url: str
     key: str = field(default="", repr=False)
+    timeout_s: float = 60
 
     @classmethod
     def of(cls, url: str, key_file: Path | None) -> "Remote":
@@ -65,19 +65,28 @@ class Remote:
         """The document of a reply; raises as `ask`."""
         return self._read(self.ask(method, path, **query))
 
+    def put(self, path: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a document, and read that of the reply; raises as `ask`."""
+        with self._asked("PUT", path, {}, orjson.dumps(content)) as reply:
+            return self._read(reply.read())
+
     def lines(self, path: str, **query: str | int | None) -> Iterator[Mapping[str, Any]]:
         """The documents of a reply that has one on each line, as they come; raises as `ask`."""
         with self._asked("GET", path, query) as reply:
             yield from map(self._read, reply)
 
     @contextmanager
-    def _asked(self, method: str, path: str, query: Mapping[str, str | int | None]) -> Iterator[HTTPResponse]:
+    def _asked(
+        self, method: str, path: str, query: Mapping[str, str | int | None], content: bytes | None = None
+    ) -> Iterator[HTTPResponse]:
         given = urlencode({name: value for name, value in query.items() if value is not None})
-        request = Request(f"{self.url}{path}{'?' if given else ''}{given}", method=method)
+        request = Request(f"{self.url}{path}{'?' if given else ''}{given}", content, method=method)
+        if content is not None:
+            request.add_header("Content-Type", "application/json")
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
         try:
-            with urlopen(request, timeout=_TIMEOUT_S) as reply:
+            with urlopen(request, timeout=self.timeout_s) as reply:
                 yield reply
         except HTTPError as error:
             raise Refused(f"{self.url} answers {error.code}: {_detail(error)}") from error

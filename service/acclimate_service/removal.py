@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from acclimate_adapters import AcclimateError
 from acclimate_service.compute.lineage import known_versions
-from acclimate_service.service import connected
+from acclimate_service.opening import connected
 from acclimate_service.serving import new_event_loop
 from acclimate_service.settings import Settings, SettingsError, read_settings
 from acclimate_service.state import (

@@ -74,6 +74,11 @@ class Kept:
         """All that labels say."""
         return [each for each in (self.fleet, self.arms) if each is not None]
 
+    def divide(self, parts: int) -> None:
+        """Let so many versions of the model share the memory that there is for its clients."""
+        for sessions in self.everywhere:
+            sessions.divide(parts)
+
     async def aclose(self, budget_s: float) -> None:
         """Write away what is in memory, all within one budget. What fails is logged, and keeps nothing else from it."""
         until = time.monotonic() + budget_s

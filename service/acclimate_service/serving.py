@@ -19,10 +19,12 @@ from acclimate_service.http.app import create_app
 from acclimate_service.http.middleware import is_loopback
 from acclimate_service.http.protocol import Http1
 from acclimate_service.http.server import DrainingServer
-from acclimate_service.service import Service, open_service
+from acclimate_service.replica import Replica, open_replica
+from acclimate_service.served import Served
+from acclimate_service.service import Service
 from acclimate_service.settings import Settings, SettingsError
 
-Extend: TypeAlias = Callable[[FastAPI, Service], None]
+Extend: TypeAlias = Callable[[FastAPI, Replica], None]
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep idle connections, so that they never send into one that is just being closed."""
 _NO_SECRET = (
@@ -42,7 +44,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def serve(settings: Settings, extend: Extend = lambda app, service: None) -> None:
+def serve(settings: Settings, extend: Extend = lambda app, replica: None) -> None:
     """Answer until a signal ends it.
 
     Args:
@@ -52,7 +54,7 @@ def serve(settings: Settings, extend: Extend = lambda app, service: None) -> Non
     Raises:
         SystemExit: a signal came before the service was open.
         SettingsError: they contradict each other, or this machine.
-        BundleError, StateError, EmbeddedRedisError: as `open_service`.
+        BundleError, StateError, EmbeddedRedisError: as `open_replica`.
     """
     keep_freed_memory()
     before = set(threading.enumerate())
@@ -78,9 +80,9 @@ async def _serve(settings: Settings, extend: Extend) -> None:
     loop.add_signal_handler(signal.SIGTERM, opening.cancel)
     _require_keys(settings)
     with _bind(settings.host, settings.port) as listener:
-        async with open_service(settings) as service:
-            app = create_app(service)
-            extend(app, service)
+        async with open_replica(settings) as replica:
+            app = create_app(replica)
+            extend(app, replica)
             config = uvicorn.Config(
                 app,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -91,13 +93,16 @@ async def _serve(settings: Settings, extend: Extend) -> None:
                 ws="none",
             )
             gc.freeze()  # what was loaded stays: no collection need walk over it and hold up the requests
-            server = DrainingServer(config, service, settings.lead_s)
+            server = DrainingServer(config, replica, settings.lead_s)
             loop.remove_signal_handler(signal.SIGTERM)
             server.heed_signals()
             listener.listen(BACKLOG)
-            print(_announcement(service, listener))
-            for each in (service, *service.others.values()):
-                print("\n".join(_offer(each)), flush=True)
+            print(_announcement(replica, listener))
+            for served in replica.models.values():
+                for each in served.versions.values():
+                    print("\n".join(_offer(each)), flush=True)
+                if (told := _rolled_out(served)) is not None:
+                    print(told, flush=True)
             if not settings.secret:
                 print(_NO_SECRET, flush=True)
             await server.serve(sockets=[listener])
@@ -135,13 +140,14 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announcement(service: Service, listener: socket.socket) -> str:
+def _announcement(replica: Replica, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    served = ", ".join(each.bundle.manifest.key for each in (service, *service.others.values()))
-    where = "the Redis at ACCLIMATE_REDIS_URL" if service.settings.redis_url else f"{service.settings.data_dir}"
+    every = [service for served in replica.models.values() for service in served.versions.values()]
+    served = ", ".join(each.bundle.manifest.key for each in every)
+    where = "the Redis at ACCLIMATE_REDIS_URL" if replica.settings.redis_url else f"{replica.settings.data_dir}"
     return (
         f"acclimate: serving {served} at http://{f'[{host}]' if ':' in host else host}:{port}, "
-        f"state in {where} (durability {service.probe.facts.durability})"
+        f"state in {where} (durability {replica.service.probe.facts.durability})"
     )
 
 
@@ -149,6 +155,15 @@ def _offer(service: Service) -> tuple[str, ...]:
     """What a model is served with."""
     offered = f"acclimate: {summary(service.bundle.model, service.settings.adapters, service.configurations.settings)}"
     return offered, _default_adapter(service), _computing(service), *_elsewhere(service)
+
+
+def _rolled_out(served: Served) -> str | None:
+    """Who is answered by what, where that was said at run time; the settings and the store are not asked then."""
+    now = served.applied
+    if not now.number:
+        return None
+    shares = ", ".join(f"{version} answers {100 * now.share_of(version):g} % of the clients" for version in now.loaded)
+    return f"acclimate: {served.name} as it was rolled out: {shares}; `acclimate models promote` changes it"
 
 
 def _default_adapter(service: Service) -> str:

@@ -32,7 +32,9 @@ from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.costs import Prices
 from acclimate_service.http.app import create_app
 from acclimate_service.http.protocol import Http1
-from acclimate_service.service import Service, open_service
+from acclimate_service.replica import Replica as Process
+from acclimate_service.replica import open_replica
+from acclimate_service.service import Service
 from acclimate_service.settings import Settings
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_store import Bundle, Catalogue, write_bundle
@@ -133,10 +135,15 @@ class Replica:
     """A running service."""
 
     url: str
-    service: Service
+    process: Process
     redis: "Redis"
     http: httpx.Client
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def service(self) -> Service:
+        """That of the default version of the default model."""
+        return self.process.service
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work on the event loop of the service."""
@@ -218,8 +225,8 @@ def running(settings: Settings) -> Iterator[Replica]:
             url = settings.redis_url
             if url is None:
                 url = (await stack.enter_async_context(EmbeddedRedis(settings.data_dir))).url
-            service = await stack.enter_async_context(open_service(settings.model_copy(update={"redis_url": url})))
-            config = uvicorn.Config(create_app(service), http=Http1, log_level="critical", ws="none")
+            opened = await stack.enter_async_context(open_replica(settings.model_copy(update={"redis_url": url})))
+            config = uvicorn.Config(create_app(opened), http=Http1, log_level="critical", ws="none")
             server = uvicorn.Server(config)
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             redis = stack.enter_context(Redis.from_url(url))
@@ -227,7 +234,7 @@ def running(settings: Settings) -> Iterator[Replica]:
             http = stack.enter_context(
                 httpx.Client(base_url=address, timeout=30, verify=certificates(), event_hooks=hooks)
             )
-            ready.set_result((server, Replica(address, service, redis, http, asyncio.get_running_loop())))
+            ready.set_result((server, Replica(address, opened, redis, http, asyncio.get_running_loop())))
             await server.serve(sockets=[listener])
 
     def run() -> None:

@@ -87,11 +87,11 @@ def test_a_running_service_is_asked_without_torch(module: str) -> None:
 def test_a_small_network_is_served_without_what_only_others_need(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys
-from acclimate_service.commands import Settings, open_service
+from acclimate_service.commands import Settings, open_replica
 from acclimate_service.http.app import create_app
 async def opened():
-    async with open_service(Settings(data_dir="{tmp_path}")) as service:
-        create_app(service)
+    async with open_replica(Settings(data_dir="{tmp_path}")) as replica:
+        create_app(replica)
 asyncio.run(opened())
 print(sorted({NOT_SERVED} & set(sys.modules)))
 """

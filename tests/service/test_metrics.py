@@ -95,7 +95,7 @@ def test_the_scrape_is_openmetrics_where_that_is_asked_for(replica, stream, post
 def test_it_is_said_what_is_running(replica):
     (sample,) = scrape(replica)["acclimate_build_info"].samples
     assert sample.labels.keys() == {"version", "torch", "device", "python"}
-    assert (sample.value, sample.labels["version"]) == (1, replica.service.version)
+    assert (sample.value, sample.labels["version"]) == (1, replica.process.version)
 
 
 def test_no_gauge_only_grows(replica):
@@ -109,6 +109,7 @@ def test_no_gauge_only_grows(replica):
         "acclimate_state_journal_bytes",
         "acclimate_state_journal_entries",
         "acclimate_state_sessions",
+        "acclimate_version_share",
         "acclimate_waiting",
     }
     assert not any(name.endswith("_created") for name in gauges)

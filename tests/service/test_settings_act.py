@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from acclimate_adapters import State
 from acclimate_service.guard.evidence import Counts
 from acclimate_service.guard.pools import Share
-from acclimate_service.service import open_service
+from acclimate_service.replica import open_replica
 from acclimate_service.settings import Settings
 from acclimate_service.state import ClientScope, always
 from acclimate_service.state.errors import StoreUnfit
@@ -540,7 +540,8 @@ def test_data_dir_appendfsync_and_memory_of_the_private_redis(tmp_path):
     settings = Settings(data_dir=tmp_path, model_store=BUNDLES, threads=1, **wanted)
 
     async def look():
-        async with open_service(settings) as service:
+        async with open_replica(settings) as replica:
+            service = replica.service
             return [(await service.wire.read("CONFIG", "GET", name))[1] for name in ("appendfsync", "maxmemory")]
 
     def run():

@@ -22,7 +22,7 @@ from acclimate_bench.cost.remote import local
 from acclimate_bench.cost.replica import PATIENCE_S, Replica, running
 from acclimate_service.compute.adapters import canonical
 from acclimate_service.compute.process import one_thread
-from acclimate_service.service import Service
+from acclimate_service.replica import Replica as Process
 from acclimate_service.serving import serve
 from acclimate_service.settings import read_settings
 from acclimate_service.state import always
@@ -44,9 +44,9 @@ def in_process(served: Replica, adapter: str, times: int) -> list[float]:
     return seconds
 
 
-def add_steps(app: FastAPI, service: Service) -> None:
+def add_steps(app: FastAPI, replica: Process) -> None:
     """Add the route that takes steps, on the thread that takes those of clients."""
-    works: dict[str, Callable[[], None]] = {}
+    works, service = dict[str, Callable[[], None]](), replica.service
 
     async def take(adapter: str, times: int) -> list[float]:
         if adapter not in works:

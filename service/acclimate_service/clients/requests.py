@@ -82,6 +82,7 @@ class Reply:
         life: the existence of the client whose history the request is part of; empty if it is part of none.
         configuration: of the client, where `life` is given and it is known.
         paused: whether the client's batches are answered and not folded in.
+        scope: of the model that a repeated request was applied to; empty for any other one.
     """
 
     answer: bytes
@@ -93,6 +94,7 @@ class Reply:
     life: str = ""
     configuration: str = ""
     paused: bool = False
+    scope: str = ""
 
     @property
     def members(self) -> Mapping[str, Any]:
@@ -204,6 +206,7 @@ class Replies:
             lost=applied.lost,
             life=applied.life,
             configuration=configuration,
+            scope="" if applied.replayed == "none" else applied.model,
         )
 
     def of_look(self, looked: Looked) -> Reply:

@@ -133,7 +133,7 @@ class Sessions:
                 any more count in the budget too.
         """
         self._make = make
-        self._budget = budget
+        self._whole = self._budget = budget
         self._kept = budget - budget // _SPARE
         self._device_cache = device_cache
         self._claims = Claims()
@@ -194,6 +194,15 @@ class Sessions:
             raise too_late(session.replay_s, "unknown" if session.knows(wanted.rid) else False) from None
         finally:
             DEADLINE.set(math.inf)
+
+    def divide(self, parts: int) -> None:
+        """Keep to one of so many parts of the budgets: as many versions of the model share them."""
+        self._budget = self._whole // parts
+        self._kept = self._budget - self._budget // _SPARE
+        self._shrink("")
+        if self._device_cache is not None:
+            self._device_cache.divide(parts)
+            self._spare_device(self._device_cache, "", None)
 
     def peek(self, client: ClientScope) -> ClientSession | None:
         """The session of a client, if there is one, to be looked at only."""

@@ -35,12 +35,16 @@ class DeviceCache:
     ) -> None:
         self.move = move
         self.nbytes = 0
-        self._budget = budget
+        self._whole = self._budget = budget
         self._weigh = weigh
         self._there: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._there)
+
+    def divide(self, parts: int) -> None:
+        """Keep to one of so many parts of the budget, from the next state on that is noted."""
+        self._budget = self._whole // parts
 
     def used(self, client: str, state: ClientState | None) -> list[str]:
         """Note the state that a client has now, if any, and give the clients whose states have to leave.

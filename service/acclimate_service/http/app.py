@@ -21,23 +21,24 @@ from acclimate_service.http.context import Intake
 from acclimate_service.http.middleware import RequestMiddleware, SiteMiddleware, hosts_of
 from acclimate_service.http.routes import make_router
 from acclimate_service.keys import EVERYBODY, STRANGER, Keys, KeysError
-from acclimate_service.service import Service
+from acclimate_service.replica import Replica
 from acclimate_service.settings import Settings, SettingsError
 from acclimate_service.tracing import open_tracing
 
 
-def create_app(service: Service) -> FastAPI:
-    """Make the application. Whoever opened the service closes it.
+def create_app(replica: Replica) -> FastAPI:
+    """Make the application. Whoever opened the replica closes it.
 
     Raises:
         SettingsError: the file of keys cannot be read.
     """
-    intake, settings = Intake(service), service.settings
-    keys, tracing = _keys(settings), open_tracing(service.version, settings.replica)
+    settings = replica.settings
+    intake = Intake(replica, next(iter(replica.models.values())))
+    keys, tracing = _keys(settings), open_tracing(replica.version, settings.replica)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        following = keys and asyncio.create_task(keys.follow(service.metrics.background.run))
+        following = keys and asyncio.create_task(keys.follow(replica.metrics.background.run))
         with intake.threads:
             yield
         if following:
@@ -47,7 +48,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="Acclimate",
-        version=service.version,
+        version=replica.version,
         description="Adapted predictions for every client.",
         docs_url=None,
         redoc_url=None,
@@ -56,7 +57,7 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
     )
     _add_pages(app)
-    models = [service.bundle.manifest.name, *service.others]
+    models = [*replica.models]
     app.openapi = cache(partial(openapi.describe, app, models, settings.root_path))  # type: ignore[method-assign]
     problems.install(app, models)
     if keys:
@@ -83,7 +84,7 @@ def create_app(service: Service) -> FastAPI:
     caller = STRANGER if keys else EVERYBODY
     app.add_middleware(
         RequestMiddleware,
-        replica=service,
+        replica=replica,
         caller=caller,
         secret=settings.secret,
         tracing=tracing,

@@ -34,6 +34,8 @@ from acclimate_service.http.payload import (
     media_type,
 )
 from acclimate_service.metrics import SPELLS
+from acclimate_service.replica import Replica
+from acclimate_service.served import Served
 from acclimate_service.service import Service
 from acclimate_service.state import ClientScope, fingerprint, random_rid
 
@@ -74,14 +76,16 @@ class Intake:
     """What the requests to one model share: the room for what they hold in memory, and the threads that decode bodies.
 
     Args:
-        service: what answers them.
+        replica: what answers all requests.
+        served: the model, whose versions answer these.
         beside: the intake of another model of this process, with which it shares room and threads.
     """
 
-    def __init__(self, service: Service, beside: "Intake | None" = None) -> None:
-        settings, manifest = service.settings, service.bundle.manifest
-        self.service = service
-        self.model = {"name": manifest.name, "version": manifest.version}
+    def __init__(self, replica: Replica, served: Served, beside: "Intake | None" = None) -> None:
+        settings = served.settings
+        self.replica = replica
+        self.served = served
+        self.name = served.name
         self.limits = PayloadLimits(max_images=settings.max_images, max_pixels=settings.max_pixels)
         self.memory: DynamicThreshold = beside.memory if beside else DynamicThreshold(settings.max_held_bytes, "bytes")
         self.decoding: DynamicThreshold = (
@@ -109,8 +113,10 @@ class RequestContext:
         client_id: of its path; None where the body may name it: until `assign` is called, it is the caller's own.
         keyed: whether an idempotency key matters, as it does to requests that change the client.
         query: names of the parameters that it may have; None where others do no harm, since nothing is changed.
+        version: what answers it; None for what answers its client.
 
     Attributes:
+        service: what answers it.
         headers: by their names in lower case.
         client: whom it is for, once that is known.
         request_id: by which the log, and labels, know the request.
@@ -127,9 +133,11 @@ class RequestContext:
         *,
         keyed: bool = True,
         query: tuple[str, ...] | None = (),
+        version: Service | None = None,
     ) -> None:
         self._intake = intake
-        self._service = intake.service
+        self.service = intake.served.default if version is None else version
+        self._pinned = version is not None
         self._http = http
         self.headers = dict(http.headers.items())
         if len(self.headers) < len(http.headers.raw):
@@ -139,8 +147,8 @@ class RequestContext:
         self.content_type = self.headers.get("content-type", "")
         self._began = time.monotonic()
         self._spells = SPELLS.get()
-        http.scope["state"]["model"] = intake.model["name"]
-        asked, longest = self.headers.get("x-request-timeout-ms"), self._service.settings.request_timeout_ms
+        http.scope["state"]["model"] = intake.name
+        asked, longest = self.headers.get("x-request-timeout-ms"), self.service.settings.request_timeout_ms
         self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
         self._tenant: str = http.state.caller.tenant
         self._caller = self._tenant or network_of(http.client.host if http.client else "")
@@ -153,9 +161,11 @@ class RequestContext:
         self.request_id: str = http.state.request_id
         self._place, self._held, self._held_bytes = ExitStack(), ExitStack(), 0
         if client_id is not None:
-            self.client = client_scope(client_id, self._tenant, self._service.settings.tenant)
+            self.client = client_scope(client_id, self._tenant, self.service.settings.tenant)
+            if intake.served.canary is not None and version is None:
+                self.service = intake.served.of(self.client)
             payer = self.client.client
-        self._flow = self._intake.model["name"], self._caller, payer
+        self._flow = intake.name, self._caller, payer
         if keyed and "idempotency-key" in self.headers:
             self._key = _sound_key(self.headers["idempotency-key"])
 
@@ -166,12 +176,16 @@ class RequestContext:
         Raises:
             Problem: `too_many_requests`.
         """
+        self.service.under_way += 1
         try:
             with self._held, self._place:
                 FLOW.set(self._flow)
-                self._place.enter_context(self._service.admission.batches.hold(self._flow))
+                self._place.enter_context(self.service.admission.batches.hold(self._flow))
                 yield
         finally:
+            self.service.under_way -= 1
+            if self.service.idle is not None:
+                self.service.leave()
             if self._intake.memory.most > _LARGE:
                 self._intake.give_back()
 
@@ -181,14 +195,19 @@ class RequestContext:
         Raises:
             Problem: the id or the key is refused; `too_many_requests`.
         """
-        self.client = client_scope(client_id, self._tenant, self._service.settings.tenant)
+        self.client = client_scope(client_id, self._tenant, self.service.settings.tenant)
+        if not self._pinned:
+            self.service.under_way -= 1
+            self.service.leave()
+            self.service = self._intake.served.of(self.client)
+            self.service.under_way += 1
         self._key = None if key is None else _sound_key(key)
         held, self._held_bytes = self._held_bytes, 0
-        self._flow = self._intake.model["name"], self._caller, self.client.client
+        self._flow = self._intake.name, self._caller, self.client.client
         self._place.close()
         self._held.close()
         FLOW.set(self._flow)
-        self._place.enter_context(self._service.admission.batches.hold(self._flow))
+        self._place.enter_context(self.service.admission.batches.hold(self._flow))
         self.hold(held)
 
     def wait_at_most(self, seconds: float) -> None:
@@ -247,7 +266,7 @@ class RequestContext:
     async def images(self, limit: int) -> NDArray[Any]:
         """The images of the body, which are counted too; `limit`, and what it raises, as of `body` and `decoded`."""
         body = await self.body(limit)
-        spec, limits = self._service.bundle.manifest.input, self._intake.limits
+        spec, limits = self.service.bundle.manifest.input, self._intake.limits
         read = ARRAYS.get(media_type(self.content_type))
         if read is None:
             images = await self.decoded(decoding(body, self.content_type, self.headers, spec, limits), len(body))
@@ -303,7 +322,7 @@ class RequestContext:
             rid = mark = random_rid()  # there are no repeats to be told from others
         else:
             rid = self.client.rid(self._key)
-            secret = self._service.settings.secret.encode()
+            secret = self.service.settings.secret.encode()
             small = max(map(len, content), default=0) <= _ON_LOOP
             mark = fingerprint(secret, *content) if small else await asyncio.to_thread(fingerprint, secret, *content)
         if self._spells is not None:
@@ -321,7 +340,7 @@ class RequestContext:
 
     async def request_of(self, client_id: str, *content: bytes) -> ClientRequest:
         """As `request`, of one of several clients of the caller."""
-        self.client = client_scope(client_id, self._tenant, self._service.settings.tenant)
+        self.client = client_scope(client_id, self._tenant, self.service.settings.tenant)
         return await self.request(*content)
 
     def holding(self, nbytes: int) -> AbstractContextManager[None]:
@@ -334,6 +353,12 @@ class RequestContext:
             self._spells.append(("parse", self._began, time.monotonic()))
         return Caller(deadline=self._deadline, gone=self._has_gone, tenant=self._tenant)
 
+    def model_of(self, done: Reply) -> Mapping[str, str]:
+        """Name and version of the model that a request was applied to, as far as it is loaded; else of what answers."""
+        if done.scope in ("", self.service.scope):
+            return self.service.model
+        return self.service.siblings.get(done.scope, self.service).model
+
     def state_of(self, done: Reply) -> dict[str, Any]:
         """What a reply says of the client's state."""
         return {
@@ -341,7 +366,7 @@ class RequestContext:
             "status": done.status,
             "committed": done.committed,
             "replayed": done.replayed,
-            "durability": self._service.probe.facts.durability,
+            "durability": self.service.probe.facts.durability,
             **({"lost": done.lost} if done.status == "rolled_back" else {}),
             **({"skipped": True} if _SKIPPED.search(done.answer) else {}),
             **({"adaptation": "paused"} if done.paused else {}),
@@ -349,12 +374,13 @@ class RequestContext:
 
     def reply(self, done: Reply) -> Response:
         """The reply to a request that changed the client, or might have."""
-        head: dict[str, Any] = {"client_id": self.client.name, "model": self._intake.model}
+        model = self.model_of(done) if done.scope else self.service.model
+        head: dict[str, Any] = {"client_id": self.client.name, "model": model}
         if b',"request_id":' not in done.answer:  # the rows of a repeated batch are known by its first request id
             head["request_id"] = self.request_id
         tail: dict[str, Any] = {"state": self.state_of(done)}
         if self._key is not None and done.committed:
-            tail["key_expires_at_earliest"] = _after(self._service.limits.key_min_ms)
+            tail["key_expires_at_earliest"] = _after(self.service.limits.key_min_ms)
         # the answer is JSON already, and may be large: its members are put between the others as they are
         members = (orjson.dumps(head)[1:-1], done.answer[1:-1], orjson.dumps(tail)[1:-1])
         body = b"{" + b",".join(filter(None, members)) + b"}"

@@ -573,6 +573,50 @@ class Replicas(Document):
     redis: Redis
 
 
+class Canary(Document):
+    """A version that answers a share of the clients."""
+
+    version: str
+    share: Probability
+
+
+class RolloutWanted(Document):
+    """Which versions are to answer clients: a canary its share of them, the default all others."""
+
+    default: str
+    canary: Canary | None = None
+
+
+class RolledVersion(Document):
+    """A version that is to be loaded, the share of the clients that it answers, and how many are in memory here."""
+
+    version: str
+    share: Probability
+    clients_in_memory: Count
+
+
+class ReplicaVersions(Document):
+    """What a replica has of a model: versions, why it lacks others, and the change that it has followed to."""
+
+    replica: str
+    loaded: list[str]
+    failed: dict[str, str]
+    number: int
+
+
+class Rollout(Document):
+    """Which versions of a model answer clients; `done` once all replicas that were heard of lately have followed."""
+
+    model: str
+    number: Annotated[Count, Field(description="Of changes so far.")]
+    default: str
+    canary: Canary | None
+    previous: Annotated[str | None, Field(description="The default before.")]
+    versions: list[RolledVersion]
+    replicas: list[ReplicaVersions]
+    done: bool
+
+
 class Live(Document):
     """The process answers."""
 
@@ -743,11 +787,32 @@ class Statistics(Document):
 
 
 class IndexEntry(Document):
-    """A model of the repository."""
+    """A version of a model of the repository."""
 
     name: str
     version: str
-    state: Literal["READY"]
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: Absent[str] = None
+
+
+class RepositoryRequest(Document):
+    """What Triton's clients send to load or unload a model."""
+
+    parameters: Absent[dict[str, Any]] = None
+
+
+class LoadedVersion(Document):
+    """A version that is loaded."""
+
+    name: str
+    version: str
+
+
+class UnloadedVersions(Document):
+    """Versions that are loaded no more."""
+
+    name: str
+    versions: list[str]
 
 
 class InferenceParameters(Document):
@@ -841,6 +906,8 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     Models,
     ModelManifest,
     Replicas,
+    Rollout,
+    RolloutWanted,
     Live,
     Ready,
     EncodedImages,
@@ -857,6 +924,9 @@ _DOCUMENTS: Final[tuple[type[Document], ...]] = (
     ModelReady,
     Statistics,
     IndexEntry,
+    RepositoryRequest,
+    LoadedVersion,
+    UnloadedVersions,
     InferenceRequest,
     InferenceReply,
 )

@@ -13,7 +13,7 @@ from types import FrameType
 
 import uvicorn
 
-from acclimate_service.service import Service
+from acclimate_service.replica import Replica
 
 SO_ATTACH_FILTER = 26
 """Linux's number for the option, which the module `socket` does not name."""
@@ -33,11 +33,11 @@ class DrainingServer(uvicorn.Server):
     SIGINT, or a second SIGTERM, ends it at once: requests under way are answered all the same.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, lead_s: float) -> None:
-        """Drain the service for so many seconds before its end."""
+    def __init__(self, config: uvicorn.Config, replica: Replica, lead_s: float) -> None:
+        """Drain the replica for so many seconds before its end."""
         super().__init__(config)
         allow_files()
-        self._service = service
+        self._replica = replica
         self._lead_s = lead_s
         self._loop = asyncio.get_running_loop()
 
@@ -48,11 +48,11 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain, or to end."""
-        if sig != signal.SIGTERM or self._service.draining or not self._lead_s:
-            self._service.draining = True
+        if sig != signal.SIGTERM or self._replica.draining or not self._lead_s:
+            self._replica.draining = True
             super().handle_exit(sig, frame)
         else:
-            self._service.draining = True
+            self._replica.draining = True
             self._loop.call_soon_threadsafe(self._loop.call_later, self._lead_s, super().handle_exit, sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -150,7 +150,11 @@ class KeyUsedBeforeDelete(StateError):
 
 
 class OtherModel(StateError):
-    """The idempotency key was used for another model, whose answer is not stored."""
+    """The idempotency key was used for another model, which is known by its scope, and whose answer is not stored."""
+
+    def __init__(self, detail: str, model: str) -> None:
+        super().__init__(detail, "unknown")
+        self.model = model
 
 
 class RequestRunning(StateError):

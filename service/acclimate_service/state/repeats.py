@@ -66,7 +66,8 @@ class Repeats(Generic[S]):
             return stored(repeat)
         self.last = request.rid
         if repeat.model != self._context.model:
-            raise OtherModel("this key was used for a batch of another model, whose answer is not stored", "unknown")
+            detail = "this key was used for a batch of another model, whose answer is not stored"
+            raise OtherModel(detail, repeat.model)
         head = loaded.head
         if head is None or not head.base < repeat.seq <= head.seq or self._reader.is_outdated(head):
             return Applied(repeat.seq, repeat.life, repeat.model, None, "unavailable")

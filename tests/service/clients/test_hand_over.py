@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acclimate_service import service
+from acclimate_service import opening
 from acclimate_service.state.redis.announcements import HAND_OVER
 
 
@@ -19,9 +19,9 @@ def pair(make_replica):
 @pytest.fixture
 def patience(monkeypatch):
     """Nobody takes a lease that is not given back, however busy the machine is."""
-    limits = service._limits
+    limits = opening._limits
     patient = {"lease_ms": 60_000, "steal_after_ms": 25_000}
-    monkeypatch.setattr(service, "_limits", lambda settings: replace(limits(settings), **patient))
+    monkeypatch.setattr(opening, "_limits", lambda settings: replace(limits(settings), **patient))
 
 
 def opened(replica, lease):

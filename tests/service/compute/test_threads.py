@@ -18,7 +18,7 @@ from acclimate_service.compute.costs import Price, Prices, StepBudget
 from acclimate_service.compute.process import background, one_thread, pool, take_threads
 from acclimate_service.compute.steps import Job, StepParameters, Steps, image_batch
 from acclimate_service.metrics import Metrics
-from acclimate_service.service import open_service
+from acclimate_service.replica import open_replica
 from acclimate_service.settings import Settings
 from acclimate_store import Bundle, Catalogue
 
@@ -75,7 +75,7 @@ def test_where_no_thread_may_yield_it_works_all_the_same(monkeypatch):
 
 @pytest.mark.integration
 async def test_what_a_service_does_beside_its_steps_is_held_to_one(tmp_path: Path):
-    async with open_service(Settings(data_dir=tmp_path, model_store=BUNDLES, threads=2)):
+    async with open_replica(Settings(data_dir=tmp_path, model_store=BUNDLES, threads=2)):
         torch.set_num_threads(2)  # as a step does that begins just now
         assert await asyncio.to_thread(torch.get_num_threads) == 1
 

@@ -192,8 +192,7 @@ def test_requests_are_counted(triton, client, images):
         lambda client: client.get_trace_settings(),
         lambda client: client.update_trace_settings(MODEL, {"trace_rate": "1"}),
         lambda client: client.get_log_settings(),
-        lambda client: client.load_model(MODEL),
-        lambda client: client.unload_model(MODEL),
+        lambda client: client.load_model(MODEL, config="{}"),
     ],
 )
 def test_what_is_not_spoken_says_so(triton, client, call):

@@ -222,8 +222,8 @@ def test_one_client_takes_no_more_memory_than_it_leaves_free(narrow):
 def test_a_state_that_nobody_reads_counts_until_it_is_given_up(make_replica, monkeypatch, post):
     sent, gate, intakes, begin = [], asyncio.Event(), [], context.Intake.__init__
 
-    def note(self, service):
-        begin(self, service)
+    def note(self, *given):
+        begin(self, *given)
         intakes.append(self)
 
     monkeypatch.setattr(context.Intake, "__init__", note)

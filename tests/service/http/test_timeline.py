@@ -234,7 +234,7 @@ def test_a_service_that_ends_ends_its_streams(make_replica, stream, post):
     with httpx.stream("GET", f"{replica.url}/clients/cam/timeline/live", timeout=30) as reply:
         lines = reply.iter_lines()
         next(lines)
-        replica.service.draining = True
+        replica.process.draining = True
         list(lines)
 
 

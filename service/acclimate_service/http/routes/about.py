@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -23,35 +24,40 @@ _OF_ALL = "states_of_other_models"
 
 
 def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
-    """Add the routes of callers, orchestrators and monitors. Models and adapters do not change while it runs.
+    """Add the routes of callers, orchestrators and monitors. What is said of a version is made once.
 
     Args:
         router: that they are added to.
         intakes: of all models, the default one first.
     """
     intake = intakes[0]
-    service = intake.service
-    offered = available_adapters(service.bundle.model, service.settings.adapters, service.configurations.settings)
-    described = [_describe_model(each.service, default=each is intake) for each in intakes]
-    model_list = json({"models": described})
-    of_tenants = json({"models": [{k: v for k, v in each.items() if k != _OF_ALL} for each in described]})
-    default = service.configurations.describe(service.configurations.default)
-    adapter_list = json(
-        {"model": intake.model, "default": default, "adapters": [_describe_adapter(offer) for offer in offered]}
-    )
+    replica, known = intake.replica, WeakKeyDictionary[Service, dict[str, Any]]()
+
+    def described(each: Intake) -> dict[str, Any]:
+        service = each.served.default
+        if service not in known:
+            known[service] = _describe_model(service, default=each is intake)
+        return known[service]
 
     async def models(request: Request) -> Response:
-        """The models served, the default one first, their inputs and classes, and the adapters they can serve."""
-        return model_list if "admin" in request.state.caller.rights else of_tenants
+        """The models served, the default one first, their inputs and classes, and the adapters they can serve.
+
+        Of each it is the default version.
+        """
+        hidden = () if "admin" in request.state.caller.rights else (_OF_ALL,)
+        return json({"models": [{k: v for k, v in described(each).items() if k not in hidden} for each in intakes]})
 
     async def adapters() -> Response:
         """Every adapter: what it does, its hyper-parameters, and whether the model has everything for it."""
-        return adapter_list
+        service = intake.served.default
+        offered = available_adapters(service.bundle.model, service.settings.adapters, service.configurations.settings)
+        default = service.configurations.describe(service.configurations.default)
+        return json({"model": service.model, "default": default, "adapters": list(map(_describe_adapter, offered))})
 
     async def probe() -> str | None:
         """Why batches cannot be answered now, if so; kept as a metric."""
-        reason = await service.obstacle()
-        service.metrics.ready.set(reason is None)
+        reason = await replica.obstacle()
+        replica.metrics.ready.set(reason is None)
         return reason
 
     async def live() -> Response:
@@ -61,7 +67,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     async def ready() -> Response:
         """Whether batches are answered; asks Redis. Work beside them that fails is listed, and is no reason."""
         reason = await probe()
-        said = {"ready": reason is None, "live": True, "reason": reason, "failing": _failing(service.metrics)}
+        said = {"ready": reason is None, "live": True, "reason": reason, "failing": _failing(replica.metrics)}
         reply = json(said, 200 if reason is None else 503)
         if reason is not None:
             reply.headers["Retry-After"] = "1"
@@ -70,18 +76,18 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     async def metrics(request: Request) -> Response:
         """Metrics in Prometheus' text format, or as OpenMetrics where that is accepted."""
         await probe()
-        service.measure()
-        body, media_type = service.metrics.render(request.headers.get("accept", ""))
+        replica.measure()
+        body, media_type = replica.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
     async def replicas() -> Response:
         """The replicas and what each last said of itself, whichever of them is asked; and their Redis."""
-        there, facts = await asyncio.gather(service.presence.all(), service.facts())
+        there, facts = await asyncio.gather(replica.shared.presence.all(), replica.facts())
         said = [
             {**each.said, "name": each.name.partition("~")[0], "id": each.name, "age_s": each.age_s} for each in there
         ]
         store = {**asdict(facts), "version": ".".join(map(str, facts.version))}
-        return json({"answered_by": service.name, "replicas": said, "redis": store})
+        return json({"answered_by": replica.shared.name, "replicas": said, "redis": store})
 
     def add(path: str, name: str, handler: Callable[..., Any], reply: Content, **more: Any) -> None:
         add_route(router, "GET", path, handler, name, "service", reply, **more)

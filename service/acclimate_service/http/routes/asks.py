@@ -20,14 +20,13 @@ _Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": _MOST}
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of open questions."""
-    asking = intake.service.asking
 
     async def of_client(request: Request, client_id: ClientId) -> Response:
         """The client's open questions, the newest first: rows whose labels are asked for, and when each expires."""
         context = RequestContext(intake, request, client_id, keyed=False, query=None)
         with context.admitted():
-            found = await asking.of_client(await context.request(b"asks"))
-            return json({"client_id": client_id, "model": intake.model, **found})
+            found = await context.service.asking.of_client(await context.request(b"asks"))
+            return json({"client_id": client_id, "model": context.service.model, **found})
 
     async def of_all(request: Request, limit: _Limit = _MOST, cursor: _Cursor = "") -> Response:
         """The open questions of all clients of the caller, those first whose questions changed last."""
@@ -36,7 +35,8 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             raise Problem("invalid_request", f"limit is {limit}; a page has 1 to {_MOST} clients")
         if cursor and not _CURSOR.fullmatch(cursor):
             raise Problem("invalid_request", f"cursor is {cursor[:40]!r}; it is what the page before says as `next`")
-        page = await asking.of_all(request.state.caller.tenant, limit, cursor)
+        service = intake.served.default
+        page = await service.asking.of_all(request.state.caller.tenant, limit, cursor)
         clients = [
             {
                 "client_id": each.client,
@@ -45,7 +45,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             }
             for each in page.clients
         ]
-        return json({"model": intake.model, "clients": clients, "next": page.following or None})
+        return json({"model": service.model, "clients": clients, "next": page.following or None})
 
     path, reply = "/clients/{client_id}/asks", json_of(ClientAsks)
     add_route(router, "GET", path, of_client, "list_asks_of_client", "labels", reply, headers=CHANGING[1:])

@@ -39,7 +39,6 @@ class BulkRoutes:
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._service = intake.service
 
     async def export(
         self,
@@ -55,7 +54,7 @@ class BulkRoutes:
         wanted = WantedClients.of(adapter, active_since, verdict)
         with ExitStack() as held:
             held.enter_context(context.admitted())
-            page = await page_of(self._service, context, wanted, limit, cursor)
+            page = await page_of(context, wanted, limit, cursor)
             return _Lines(self._lines(context, request, page), held.pop_all())
 
     async def delete(
@@ -76,25 +75,25 @@ class BulkRoutes:
             raise Problem("invalid_request", detail)
         deleted, failed = list[str](), list[Mapping[str, Any]]()
         with context.admitted():
-            page = await page_of(self._service, context, wanted, limit, cursor)
+            page = await page_of(context, wanted, limit, cursor)
             for name in (row["client_id"] for row in page.clients):
                 try:
-                    await self._service.clients.delete(await context.request_of(name, b"delete"))
+                    await context.service.clients.delete(await context.request_of(name, b"delete"))
                 except Exception as error:
                     failed.append({"client_id": name, **failure_of(request, error)})
                 else:
                     deleted.append(name)
-        return json({"model": self._intake.model, "deleted": deleted, "failed": failed, "next": page.cursor})
+        return json({"model": context.service.model, "deleted": deleted, "failed": failed, "next": page.cursor})
 
     async def _lines(self, context: RequestContext, request: Request, page: Page) -> AsyncGenerator[memoryview, None]:
         """The bytes of the reply: as much at a time as a caller takes, and one state at a time in memory."""
-        longest_s, done = self._service.settings.request_timeout_ms / 1000, 0
+        longest_s, done = context.service.settings.request_timeout_ms / 1000, 0
         for name in (row["client_id"] for row in page.clients):
             try:
                 asked = replace(await context.request_of(name, b"export"), deadline=time.monotonic() + longest_s)
-                exported = await self._service.clients.export_state(asked)
+                exported = await context.service.clients.export_state(asked)
                 with context.holding(_COPIES * len(exported.data)):
-                    described = self._service.configurations.describe(exported.configuration)
+                    described = context.service.configurations.describe(exported.configuration)
                     known = {"client_id": name, **described, "version": exported.version}
                     line = await at_once(partial(_line, known, exported.data), len(exported.data))
                     done += 1

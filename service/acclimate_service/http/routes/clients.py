@@ -19,7 +19,6 @@ from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, Time, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
 from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Verdict, Version
-from acclimate_service.service import Service
 from acclimate_service.state import StaleCursor
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
@@ -43,7 +42,6 @@ class ClientRoutes:
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._service = intake.service
 
     async def list(
         self,
@@ -58,26 +56,27 @@ class ClientRoutes:
         context = RequestContext(self._intake, request, None, keyed=False, query=("limit", "cursor", *FILTERS))
         wanted = WantedClients.of(adapter, active_since, verdict)
         with context.admitted():
-            page = await page_of(self._service, context, wanted, limit, cursor)
-            taken = await self._service.places.usage(context.caller().tenant)
+            page = await page_of(context, wanted, limit, cursor)
+            taken = await context.service.places.usage(context.caller().tenant)
         usage = {
             "clients": taken.clients,
             "most_clients": taken.most_clients,
             "bytes": taken.nbytes,
             "most_bytes": taken.most_bytes,
         }
-        return json({"model": self._intake.model, "clients": page.clients, "usage": usage, "next": page.cursor})
+        model = context.service.model
+        return json({"model": model, "clients": page.clients, "usage": usage, "next": page.cursor})
 
     async def describe(self, request: Request, client_id: ClientId) -> Response:
         """Adapter of a client, and version, size and place of its state."""
         context = RequestContext(self._intake, request, client_id, keyed=False, query=None)
-        described = await self._service.clients.describe(context.client)
-        state = {**described.state, "durability": self._service.probe.facts.durability}
-        guard = await self._service.feedback.of_client(await context.request(b"describe"), described.configuration)
+        described = await context.service.clients.describe(context.client)
+        state = {**described.state, "durability": context.service.probe.facts.durability}
+        guard = await context.service.feedback.of_client(await context.request(b"describe"), described.configuration)
         body = {
             "client_id": client_id,
-            "model": self._intake.model,
-            **self._service.configurations.describe(described.configuration),
+            "model": context.service.model,
+            **context.service.configurations.describe(described.configuration),
             "adaptation": adaptation(described.paused),
         }
         return json({**body, "state": state, "guard": guard})
@@ -89,18 +88,18 @@ class ClientRoutes:
             raise unsupported(context.content_type, ("application/json",))
         with context.admitted():
             body = await context.body(_LONGEST_CONFIGURATION)
-            wanted = await context.computed(partial(_read_wanted, body, self._service.configurations))
+            wanted = await context.computed(partial(_read_wanted, body, context.service.configurations))
             said = [(wanted.configuration or "").encode()]
             if wanted.paused is not None:
                 said.append(adaptation(wanted.paused).encode())
             asked = await context.request(b"configure", *said)
-            return context.reply(await self._service.clients.configure(asked, wanted))
+            return context.reply(await context.service.clients.configure(asked, wanted))
 
     async def reset(self, request: Request, client_id: ClientId) -> Response:
         """Take a client back to the global model."""
         context = RequestContext(self._intake, request, client_id)
         with context.admitted():
-            return context.reply(await self._service.clients.reset(await context.request(b"reset")))
+            return context.reply(await context.service.clients.reset(await context.request(b"reset")))
 
     async def roll_back(self, request: Request, client_id: ClientId) -> Response:
         """Let a client go on from an earlier state that is kept: of the version named, or the newest."""
@@ -111,34 +110,34 @@ class ClientRoutes:
                 raise unsupported(context.content_type, ("application/json",))
             version = _read_version(body)
             asked = await context.request(b"rollback", f"{version}".encode())
-            return context.reply(await self._service.clients.roll_back(asked, version))
+            return context.reply(await context.service.clients.roll_back(asked, version))
 
     async def delete(self, request: Request, client_id: ClientId) -> Response:
         """Remove a client and all that was learned for it."""
         context = RequestContext(self._intake, request, client_id, keyed=False)
         with context.admitted():
-            await self._service.clients.delete(await context.request(b"delete"))
+            await context.service.clients.delete(await context.request(b"delete"))
             return Response(status_code=204)
 
     async def export_state(self, request: Request, client_id: ClientId) -> Response:
         """The client's state as safetensors; the ETag is its version."""
         context = RequestContext(self._intake, request, client_id, keyed=False, query=None)
         with context.admitted():
-            state = await self._service.clients.export_state(await context.request(b"export"))
+            state = await context.service.clients.export_state(await context.request(b"export"))
             return context.reply_bytes(state.data, {"ETag": etag(state.version)})
 
     async def import_state(self, request: Request, client_id: ClientId) -> Response:
         """Let the client go on from an exported state; `If-Match` names the version that may be replaced."""
         context = RequestContext(self._intake, request, client_id)
-        if not self._service.settings.import_:
+        if not context.service.settings.import_:
             raise Problem("import_off", "ACCLIMATE_IMPORT is off: states are taken out here, none is put in")
         if context.content_type and media_type(context.content_type) != BYTES:
             raise unsupported(context.content_type, (BYTES,))
         precondition = Precondition.parse(context.headers.get("if-match"))
         with context.admitted():
-            data = await context.body(self._service.settings.max_state_bytes)
+            data = await context.body(context.service.settings.max_state_bytes)
             wanted = await context.request(b"import", data)
-            return context.reply(await self._service.clients.import_state(wanted, data, precondition))
+            return context.reply(await context.service.clients.import_state(wanted, data, precondition))
 
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
@@ -163,10 +162,10 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     change("PUT", "/state", handlers.import_state, "import_state", json_of(Change), **put_in)
 
 
-async def page_of(service: Service, context: RequestContext, wanted: WantedClients, limit: int, cursor: str) -> Page:
+async def page_of(context: RequestContext, wanted: WantedClients, limit: int, cursor: str) -> Page:
     """Some clients of whoever asks; raises Problem (`invalid_request`) for a cursor that leads nowhere."""
     try:
-        return await service.roster.page(context.caller().tenant, wanted, limit, cursor)
+        return await context.service.roster.page(context.caller().tenant, wanted, limit, cursor)
     except StaleCursor as error:
         raise Problem("invalid_request", str(error)) from error
 

@@ -36,20 +36,19 @@ _FORM = '{"rows": [{"request_id": "<of the answer>", "row": <place in the batch>
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of the guard."""
-    service, manifest = intake.service, intake.service.bundle.manifest
-    limit = max(service.settings.max_body_bytes, _LONGEST_BODY)
+    limit = max(intake.served.settings.max_body_bytes, _LONGEST_BODY)
 
     async def feedback(request: Request, client_id: ClientId) -> Response:
         """Tell what rows of earlier answers were, each label once; or what images are that come with their labels."""
         context = RequestContext(intake, request, client_id)
         with context.admitted():
-            body = await context.body(limit)
+            body, manifest = await context.body(limit), context.service.bundle.manifest
             if media_type(context.content_type) == "application/json":
                 document = await context.computed(partial(load_json, body))
                 if not isinstance(document, dict) or "rows" in document or "images" not in document:
                     labels = await context.computed(partial(_read, document, manifest.classes))
                     mark = orjson.dumps([[each.request_id, each.row, each.label] for each in labels])
-                    return context.reply(await service.tell(await context.request(b"feedback", mark), labels))
+                    return context.reply(await context.service.tell(await context.request(b"feedback", mark), labels))
                 work = decoding_labelled_document(document, manifest.input, intake.limits, manifest.classes)
             else:
                 work = decoding_labelled(
@@ -59,7 +58,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             context.hold_images(images)
             kind = kind_of(images.shape, images.dtype)
             wanted = await context.request(b"examples", kind, images.data.cast("B"), classes.tobytes())
-            return context.reply(await service.tell(wanted, Examples(images, classes)))
+            return context.reply(await context.service.tell(wanted, Examples(images, classes)))
 
     body = images_of(LabelledForm, LabelledRows, LabelledEncodedImages, LabelledImages)
     headers = (*CHANGING, "X-Labels", *TENSOR)
@@ -69,12 +68,12 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
 
 def add_evidence(router: APIRouter, intake: Intake) -> None:
     """Add the route that tells the evidence about a model."""
-    service = intake.service
 
     async def evidence() -> Response:
-        """What the labels of all clients show of each adapter."""
+        """What the labels of all clients show of each adapter, under the default version."""
+        service = intake.served.default
         challengers = service.challengers.configurations if service.challengers else ()
-        return json({"model": intake.model, **await service.feedback.of_all(challengers)})
+        return json({"model": service.model, **await service.feedback.of_all(challengers)})
 
     add_route(router, "GET", "/adapters", evidence, "describe_evidence", "labels", json_of(ModelEvidence))
 

@@ -25,15 +25,15 @@ _QUICK: Final = 1
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the route of images."""
-    service, classes = intake.service, intake.service.bundle.manifest.classes
 
     async def images(request: Request, client_id: ClientId) -> Response:
         """The client's last images that the replica has, the newest first, by which their labels can be told."""
         context = RequestContext(intake, request, client_id, keyed=False, query=None)
         with context.admitted():
+            service = context.service
             found = await service.last_images.of(await context.request(b"images"))
-            shown = await asyncio.to_thread(_shown, found, classes)
-        return json({"client_id": client_id, "model": intake.model, "images": shown})
+            shown = await asyncio.to_thread(_shown, found, service.bundle.manifest.classes)
+        return json({"client_id": client_id, "model": service.model, "images": shown})
 
     path, reply = "/clients/{client_id}/images", json_of(LastImages)
     add_route(router, "GET", path, images, "list_images_of_client", "labels", reply, headers=CHANGING[1:])

@@ -2,11 +2,11 @@
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import orjson
@@ -32,20 +32,28 @@ from acclimate_service.http.schemas import (
     Server,
     Statistics,
 )
+from acclimate_service.rollout import Rollout
+from acclimate_service.service import Service
 from acclimate_store import Manifest
 
 _HEADER: Final = "Inference-Header-Content-Length"
 _QUICK: Final = 16 * 1024
 """Bytes of JSON that are parsed in a fraction of a millisecond."""
 _LONGEST_INDEX: Final = 1024
-_EXTENSIONS: Final = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
+_EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "statistics",
+)
 _LACKING: Final[Mapping[str, str]] = {
     "/systemsharedmemory/{rest:path}": "tensors come and go in the body, not in shared memory",
     "/cudasharedmemory/{rest:path}": "tensors come and go in the body, not in memory of a device",
     "/trace/setting": "traces are set up where the service is started",
     "/models/{model}/trace/setting": "traces are set up where the service is started",
     "/logging": "the log is set up where the service is started",
-    "/repository/models/{model}/{rest:path}": "the models served are those of ACCLIMATE_MODELS",
 }
 """What extensions of the protocol have at these paths, and why it is not here."""
 
@@ -61,31 +69,27 @@ class _Counts:
     rows: int = 0
     last_ms: int = 0
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count a request, which is refused if the block raises."""
-        began = time.perf_counter_ns()
-        try:
-            yield
-        except BaseException:
-            self.refused += 1
-            self.refused_ns += time.perf_counter_ns() - began
-            raise
+    def answer(self, began_ns: int, rows: int) -> None:
+        """Count a request that was answered."""
         self.answered += 1
-        self.answered_ns += time.perf_counter_ns() - began
+        self.answered_ns += time.perf_counter_ns() - began_ns
+        self.rows += rows
         self.last_ms = time.time_ns() // 1_000_000
 
+    def refuse(self, began_ns: int) -> None:
+        """Count a request that was not."""
+        self.refused += 1
+        self.refused_ns += time.perf_counter_ns() - began_ns
 
-class _Served:
-    """One model as the protocol describes it."""
 
-    def __init__(self, intake: Intake) -> None:
-        manifest = intake.service.bundle.manifest
-        self.intake = intake
+class _Version:
+    """A version of a model as the protocol describes it."""
+
+    def __init__(self, service: Service, max_images: int) -> None:
         self.counts = _Counts()
-        self.name, self.version = manifest.name, manifest.version
-        self.metadata = json(_metadata(manifest))
-        self.config = json(_config(manifest, intake.service.settings.max_images))
+        self.name, self.version = service.model["name"], service.model["version"]
+        self.manifest = service.bundle.manifest
+        self.max_images = max_images
 
     def statistics(self) -> dict[str, Any]:
         """What the route of statistics says."""
@@ -109,18 +113,36 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
         router: that they are added to.
         intakes: of all models, the default one first.
     """
-    service = intakes[0].service
-    models = {each.model["name"]: _Served(each) for each in intakes}
-    server = json({"name": "acclimate", "version": service.version, "extensions": _EXTENSIONS})
+    replica = intakes[0].replica
+    models = {each.name: each for each in intakes}
+    described = WeakKeyDictionary[Service, _Version]()
+    server = json({"name": "acclimate", "version": replica.version, "extensions": _EXTENSIONS})
 
-    def found(request: Request) -> _Served:
+    def version_of(service: Service) -> _Version:
+        if service not in described:
+            described[service] = _Version(service, service.settings.max_images)
+        return described[service]
+
+    def found(request: Request) -> tuple[Intake, Service | None]:
+        """The model of a path, and its version where the path names one."""
         name, version = request.path_params["model"], request.path_params.get("version")
-        served = models.get(name)
-        if served is None or version not in (None, served.version):
+        intake = models.get(name)
+        service = None if intake is None or version is None else intake.served.versions.get(version)
+        if intake is None or (version is not None and service is None):
             what = f"{name[:64]!r}" + ("" if version is None else f" of version {version[:64]!r}")
-            known = ", ".join(f"{each.name} {each.version}" for each in models.values())
+            known = ", ".join(f"{each.name} {version}" for each in intakes for version in sorted(each.served.versions))
             raise Problem("not_found", f"there is no model {what}; served are {known}")
-        return served
+        return intake, service
+
+    def one_of(request: Request) -> tuple[_Version, Rollout]:
+        intake, service = found(request)
+        return version_of(service or intake.served.default), intake.served.applied
+
+    def all_of(intake: Intake) -> list[_Version]:
+        """All versions of a model, the default one first."""
+        served = intake.served
+        first = [served.default, *(each for each in served.versions.values() if each is not served.default)]
+        return [version_of(each) for each in first]
 
     async def server_metadata() -> Response:
         """Name and version of the service, and the extensions of the protocol that it speaks."""
@@ -128,42 +150,56 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
 
     async def model_metadata(request: Request) -> Response:
         """Input and outputs of a model."""
-        return found(request).metadata
+        version, rollout = one_of(request)
+        return json(_metadata(version.manifest, rollout.loaded))
 
     async def model_config(request: Request) -> Response:
-        """Input, outputs and largest batch of a model, as Triton's clients read them."""
-        return found(request).config
+        """Input, outputs and largest batch of a model, as Triton's clients read them, and who is answered by what."""
+        return json(_config(*one_of(request)))
 
     async def model_statistics(request: Request) -> Response:
-        """Requests for inference that this replica was sent for a model, by this protocol."""
-        return json({"model_stats": [found(request).statistics()]})
+        """Requests for inference that this replica was sent for a model, by this protocol, version by version."""
+        intake, service = found(request)
+        asked = all_of(intake) if service is None else [version_of(service)]
+        return json({"model_stats": [each.statistics() for each in asked]})
 
     async def all_statistics() -> Response:
         """As of one model, of all."""
-        return json({"model_stats": [each.statistics() for each in models.values()]})
+        return json({"model_stats": [each.statistics() for intake in intakes for each in all_of(intake)]})
 
     async def model_ready(request: Request) -> Response:
         """Whether requests for a model are answered."""
-        name, reason = found(request).name, await service.obstacle()
+        name, reason = found(request)[0].name, await replica.obstacle()
         reply = json({"name": name, "ready": reason is None, "reason": reason}, 200 if reason is None else 503)
         if reason is not None:
             reply.headers["Retry-After"] = "1"
         return reply
 
     async def index(request: Request) -> Response:
-        """The models served."""
+        """The versions of models that are loaded, and those that cannot be, with the reason."""
         context = RequestContext(intakes[0], request, None)
         with context.admitted():
             await context.computed(partial(_check_index, await context.body(_LONGEST_INDEX)))
-        return json([{"name": each.name, "version": each.version, "state": "READY"} for each in models.values()])
+        ready = [
+            {"name": each.name, "version": each.version, "state": "READY"}
+            for intake in intakes
+            for each in all_of(intake)
+        ]
+        return json([*ready, *(lacking for intake in intakes for lacking in _failed(intake))])
 
     async def infer(request: Request) -> Response:
         """Predict a batch: with the model of the client that `client_id` names, or with the global one."""
-        served = found(request)
-        with served.counts.counting():
-            context = RequestContext(served.intake, request, None)
+        intake, version = found(request)
+        context = RequestContext(intake, request, None, version=version)
+        began = time.perf_counter_ns()
+        try:
             with context.admitted():
-                return await _infer(served, context)
+                reply, rows = await _infer(intake, context)
+        except BaseException:
+            version_of(context.service).counts.refuse(began)
+            raise
+        version_of(context.service).counts.answer(began, rows)
+        return reply
 
     def add(
         path: str, name: str, handler: Callable[..., Any], reply: Content, method: str = "GET", **more: Any
@@ -196,28 +232,26 @@ def _lacking(reason: str) -> Any:
     return lacking
 
 
-async def _infer(served: _Served, context: RequestContext) -> Response:
-    """Answer a request whose body was not read yet."""
-    service = served.intake.service
+async def _infer(intake: Intake, context: RequestContext) -> tuple[Response, int]:
+    """Answer a request whose body was not read yet; and how many rows it had."""
     if "idempotency-key" in context.headers:
         raise Problem("invalid_request", "the key of such a request is its id; leave out the header Idempotency-Key")
-    body, json_bytes = await context.body(service.settings.max_body_bytes), _json_bytes(context.headers)
+    body, json_bytes = await context.body(intake.served.settings.max_body_bytes), _json_bytes(context.headers)
     read = partial(read_inference, body, json_bytes)
     quick = len(body) if json_bytes is None else json_bytes
     asked = read() if quick <= _QUICK else await context.computed(read)
     client, adapt = _whose(asked, context)
-    images = await _images(asked, context, served.intake)
+    images = await _images(asked, context, intake)
     probabilities, logits = "probabilities" in asked.outputs, "logits" in asked.outputs
     if client is None:
-        done = await service.predict_frozen(
+        done = await context.service.predict_frozen(
             images, StepParameters(probabilities=probabilities, logits=logits), context.caller()
         )
     else:
         what = kind_of(images.shape, images.dtype) + f" v2 {probabilities} {logits}".encode()
         wanted = await context.request(b"predict", what, images.data.cast("B"), number=batch_number(context, adapt))
-        done = await service.predict(Batch(wanted, images, adapt, probabilities, logits))
-    served.counts.rows += len(images)
-    return _reply(served, context, asked, done)
+        done = await context.service.predict(Batch(wanted, images, adapt, probabilities, logits))
+    return _reply(context, asked, done), len(images)
 
 
 def _whose(asked: Inference, context: RequestContext) -> tuple[str | None, bool]:
@@ -241,7 +275,7 @@ def _whose(asked: Inference, context: RequestContext) -> tuple[str | None, bool]
 
 async def _images(asked: Inference, context: RequestContext, intake: Intake) -> NDArray[Any]:
     tensor = asked.images
-    work = decoding_tensor(tensor, intake.service.bundle.manifest.input, intake.limits)
+    work = decoding_tensor(tensor, context.service.bundle.manifest.input, intake.limits)
     if isinstance(tensor.data, memoryview) and tensor.datatype != "BYTES":
         images = await at_once(partial(complete, work), len(tensor.data))
     else:
@@ -266,17 +300,18 @@ def _json_bytes(headers: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _reply(served: _Served, context: RequestContext, asked: Inference, done: Reply) -> Response:
+def _reply(context: RequestContext, asked: Inference, done: Reply) -> Response:
     """The outputs that were asked for, and of the client's state what our own routes say of it, as parameters."""
     answer, pieces = done.members, list[bytes]()
-    outputs = [_output(name, answer, served, pieces if asked.outputs[name] else None) for name in asked.outputs]
+    model, classes = context.model_of(done), len(context.service.bundle.manifest.classes)
+    outputs = [_output(name, answer, classes, pieces if asked.outputs[name] else None) for name in asked.outputs]
     state = {f"state_{name}": value for name, value in context.state_of(done).items()}
     parameters = {"adapter": answer["adapter"], "request_id": answer.get("request_id", context.request_id), **state}
     if "client_id" in asked.parameters:
         parameters["client_id"] = asked.parameters["client_id"]
     document = {
-        "model_name": served.name,
-        "model_version": served.version,
+        "model_name": model["name"],
+        "model_version": model["version"],
         **({"id": asked.id} if asked.id else {}),
         "parameters": parameters,
         "outputs": outputs,
@@ -288,11 +323,10 @@ def _reply(served: _Served, context: RequestContext, asked: Inference, done: Rep
     return Response(body, headers={_HEADER: str(len(head))}, media_type="application/octet-stream")
 
 
-def _output(name: str, answer: Mapping[str, Any], served: _Served, pieces: list[bytes] | None) -> dict[str, Any]:
+def _output(name: str, answer: Mapping[str, Any], classes: int, pieces: list[bytes] | None) -> dict[str, Any]:
     """An output as JSON describes it; its values are among the pieces, where there are any, or else in it."""
     data: NDArray[Any] | list[str]
     if name in ("logits", "probabilities"):
-        classes = len(served.intake.service.bundle.manifest.classes)
         values = np.array(answer.get(name, ()), dtype="<f4").reshape(-1, classes)
         described, data = {"shape": list(values.shape), "datatype": "FP32"}, values.ravel()
     else:
@@ -310,12 +344,12 @@ def _with_lengths(texts: Iterable[str]) -> bytes:
     return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
 
 
-def _metadata(manifest: Manifest) -> dict[str, Any]:
+def _metadata(manifest: Manifest, versions: Sequence[str]) -> dict[str, Any]:
     outputs = {"logits": "FP32", "probabilities": "FP32", "labels": "BYTES", "signals": "BYTES"}
     shapes = {"labels": [-1], "signals": [1]}
     return {
         "name": manifest.name,
-        "versions": [manifest.version],
+        "versions": list(versions),
         "platform": "acclimate",
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *manifest.input.shape]}],
         "outputs": [
@@ -325,8 +359,9 @@ def _metadata(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _config(manifest: Manifest, max_images: int) -> dict[str, Any]:
-    described = _metadata(manifest)
+def _config(version: _Version, rollout: Rollout) -> dict[str, Any]:
+    manifest = version.manifest
+    described = _metadata(manifest, rollout.loaded)
     types = {"BYTES": "STRING"}
 
     def tensor(of: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,16 +372,30 @@ def _config(manifest: Manifest, max_images: int) -> dict[str, Any]:
         "name": manifest.name,
         "platform": "acclimate",
         "backend": "acclimate",
-        "version_policy": {"specific": {"versions": [manifest.version]}},
+        "version_policy": {"specific": {"versions": list(rollout.loaded)}},
         "max_batch_size": 0,
         "input": [tensor(each) for each in described["inputs"]],
         "output": [tensor(each) for each in described["outputs"]],
-        "parameters": {"max_images": {"string_value": str(max_images)}},
+        "parameters": {
+            "max_images": {"string_value": str(version.max_images)},
+            **{
+                f"share_of_clients:{each}": {"string_value": f"{rollout.share_of(each):.4g}"} for each in rollout.loaded
+            },
+        },
     }
 
 
+def _failed(intake: Intake) -> list[dict[str, str]]:
+    """Versions that are wanted and cannot be had here."""
+    served = intake.served
+    return [
+        {"name": served.name, "version": version, "state": "UNAVAILABLE", "reason": reason}
+        for version, reason in sorted(served.failed.items())
+    ]
+
+
 def _check_index(body: bytes) -> None:
-    """All models that are served are ready, so what may be asked, `{"ready": true}`, selects nothing."""
+    """What may be asked, `{"ready": true}`, leaves out what is not loaded."""
     document = load_json(body) if body else {}
     if not isinstance(document, dict) or document.keys() - {"ready"} or type(document.get("ready", True)) is not bool:
         raise Problem("invalid_request", 'the body must be empty, or an object with this member only: {"ready": true}')

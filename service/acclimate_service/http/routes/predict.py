@@ -28,8 +28,7 @@ _LARGEST_NUMBER = 2**53 - 1
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes that take images."""
-    service, manifest = intake.service, intake.service.bundle.manifest
-    limit = service.settings.max_body_bytes
+    limit = intake.served.settings.max_body_bytes
 
     async def predict(
         request: Request, client_id: ClientId, adapt: bool = True, probabilities: bool = False
@@ -41,13 +40,13 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             images = await context.images(limit)
             what = kind_of(images.shape, images.dtype) + f" {probabilities}".encode()
             wanted = await context.request(b"predict", what, images.data.cast("B"), number=number)
-            return context.reply(await service.predict(Batch(wanted, images, adapt, probabilities)))
+            return context.reply(await context.service.predict(Batch(wanted, images, adapt, probabilities)))
 
     async def enroll(request: Request, client_id: ClientId) -> Response:
         """Let the client restart from labelled images of its own."""
         context = RequestContext(intake, request, client_id)
         with context.admitted():
-            body = await context.body(limit)
+            body, manifest = await context.body(limit), context.service.bundle.manifest
             work = decoding_labelled(
                 body, context.content_type, context.headers, manifest.input, intake.limits, manifest.classes
             )
@@ -55,7 +54,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
             context.hold_images(images)
             kind = kind_of(images.shape, images.dtype)
             wanted = await context.request(b"enroll", kind, images.data.cast("B"), labels.tobytes())
-            return context.reply(await service.enroll(wanted, Examples(images, labels)))
+            return context.reply(await context.service.enroll(wanted, Examples(images, labels)))
 
     body, headers = images_of(ImageForm, EncodedImages, Images), (*CHANGING, "X-Batch-Number", *TENSOR)
     path, reply = "/clients/{client_id}/predict", json_of(Prediction)

@@ -22,9 +22,6 @@ _LARGEST_VERSION: Final = 2**53 - 1
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes of timelines."""
-    service, manifest = intake.service, intake.service.bundle.manifest
-    source = service.bundle.model.source.prior
-    prior = None if source is None else [float(f"{share:.6g}") for share in source.tolist()]
 
     async def timeline(
         request: Request,
@@ -36,14 +33,18 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
         context = RequestContext(intake, request, client_id, keyed=False, query=("since", "resolution"))
         with context.admitted():
             begin = 0.0 if since is None else since.timestamp()
-            points = await service.timelines.of(context.client, begin, resolution)
-        said = {"client_id": client_id, "model": intake.model, "classes": manifest.classes, "training_prior": prior}
-        return json({**said, "points": points})
+            points = await context.service.timelines.of(context.client, begin, resolution)
+        bundle = context.service.bundle
+        source = bundle.model.source.prior
+        prior = None if source is None else [float(f"{share:.6g}") for share in source.tolist()]
+        said = {"client_id": client_id, "model": context.service.model, "classes": bundle.manifest.classes}
+        return json({**said, "training_prior": prior, "points": points})
 
     async def watch(request: Request, client_id: ClientId) -> Response:
         """What becomes of a client as it happens, as server-sent events; those after `Last-Event-ID` first."""
         context = RequestContext(intake, request, client_id, keyed=False)
-        happening = service.timelines.watch(context.client, _last(context), lambda: service.draining)
+        timelines = context.service.timelines
+        happening = timelines.watch(context.client, _last(context), lambda: intake.replica.draining)
         begun = await anext(happening)  # what is wrong is said as of any other request
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(_events(begun, happening), headers=headers, media_type="text/event-stream")
