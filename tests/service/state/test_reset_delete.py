@@ -208,6 +208,15 @@ async def test_the_registry_names_an_upload_until_it_is_the_snapshot_or_has_expi
     assert await admin.pttl(client.registry) > Limits().upload_ttl_ms
 
 
+async def test_the_registry_lives_at_least_as_long_as_an_upload_that_it_names(make_driver, admin: Redis):
+    """Else a delete would not find what was uploaded for a client whose state is about to expire."""
+    driver = make_driver(**LARGE, state_ttl_ms=2000, upload_ttl_ms=60_000)
+    committed = await driver.committed(state=b"1" * 500)
+    assert await admin.pttl(driver.client.registry) <= 3000
+    await driver.store.journal.upload(driver.client, driver.model, committed.basis, "atp", b"2" * 500)
+    assert 59_000 < await admin.pttl(driver.client.registry) <= 60_000
+
+
 async def test_deleting_again_or_what_never_was_does_nothing(driver, admin: Redis):
     assert await driver.store.delete(driver.client) == Deleted(existed=False)
     assert not await admin.keys()
