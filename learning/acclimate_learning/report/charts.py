@@ -16,6 +16,8 @@ _HEIGHT: Final = 260
 _LONGEST: Final = 22
 """Characters of a name beside a row; its end is left out of longer ones, which tables give whole."""
 _TICKS: Final = 6
+_LEAST: Final = 1e-9
+"""Differences of values below this, of the size of the values, are none."""
 _SPREAD: Final = 5
 """Pixels by which marks of a row are set off, so that equal ones are seen."""
 
@@ -140,7 +142,9 @@ def _across(ends: Sequence[float], rows: int) -> tuple[Callable[[float], float],
 
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers a round distance apart that hold both ends between them."""
-    span = high - low or abs(high) or 1.0
+    size = max(abs(low), abs(high))
+    size = size if size > _LEAST else 1.0
+    span = high - low if high - low > _LEAST * size else size
     rough = span / _TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))

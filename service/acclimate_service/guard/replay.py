@@ -46,7 +46,9 @@ class Turn(NamedTuple):
 
 
 class Arms:
-    """The arms of a portfolio, and what labels made of them so far. They learn nothing from labels here.
+    """The arms of a portfolio, and what labels made of them so far.
+
+    Here they learn nothing from labels, and never rest.
 
     Args:
         portfolio: the adapter.

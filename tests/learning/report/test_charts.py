@@ -67,6 +67,9 @@ def test_curves_rise_where_values_do() -> None:
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
 @example([0.0])
 @example([1e-12])
+@example([5e-324])
+@example([0.0, 1e-300])
+@example([1e6, -1e6, 1e-9])
 @example([-3.0, -3.0])
 @example([5e5, 5e5 + 1e-9])
 def test_axes_hold_whatever_is_to_be_shown(values: list[float]) -> None:
