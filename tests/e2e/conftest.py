@@ -73,6 +73,12 @@ class Process:
         self._process.stdout.close()
 
 
+def variables(**settings: Any) -> dict[str, str]:
+    """Of the service, by names without their prefix, beside what all tests have in common."""
+    common = {"model_store": BUNDLES, "port": 0, "threads": 1, "state_budget": 1}
+    return {f"ACCLIMATE_{name.upper()}": str(value) for name, value in {**common, **settings}.items()}
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Start the service; `settings` are variables without their prefix. Each start uses the same data directory.
@@ -84,9 +90,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     processes: list[Process] = []
 
     def start(*, command: Sequence[str | Path] = SERVE, **settings: Any) -> Process:
-        defaults = {"data_dir": tmp_path / "data", "model_store": BUNDLES, "port": 0, "threads": 1, "state_budget": 1}
-        variables = {f"ACCLIMATE_{name.upper()}": str(value) for name, value in {**defaults, **settings}.items()}
-        processes.append(Process(variables, tmp_path / "stderr.log", command))
+        environment = variables(**{"data_dir": tmp_path / "data", **settings})
+        processes.append(Process(environment, tmp_path / "stderr.log", command))
         return processes[-1]
 
     yield start

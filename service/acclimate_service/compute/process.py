@@ -22,6 +22,8 @@ _SLICE_S: Final = 0.01
 """How long work that can be interrupted goes on before others have a turn."""
 _YIELDING: Final = 5
 """How much nicer than others: beside two busy threads on two cores it gets a quarter of one, and is not starved."""
+_SETTING: Final = threading.Lock()
+"""Held from setting a number of threads until it is the calling thread's own."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -32,8 +34,9 @@ _KEPT_AFTER: Final = 64 * 2**20
 
 def take_threads(number: int) -> None:
     """Let torch use so many threads for each operation of the calling thread, whatever others set later."""
-    torch.set_num_threads(number)
-    torch.get_num_threads()  # what a thread has once asked for is its own; until then it takes what was set last
+    with _SETTING:
+        torch.set_num_threads(number)
+        torch.get_num_threads()  # what a thread has once asked for is its own; until then it takes what was set last
 
 
 @contextmanager
@@ -44,11 +47,11 @@ def one_thread() -> Iterator[None]:
     ONNX Runtime wants for the network.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    take_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        take_threads(before)
 
 
 def slice_of(work: Generator[None, None, T]) -> tuple[T] | None:

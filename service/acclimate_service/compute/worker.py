@@ -31,7 +31,7 @@ SHORTER: Final = 3
 """How many times as long as that of others somebody's work must be at least for theirs to overtake it."""
 MOST_BESIDE: Final = 2
 """Threads by which work overtakes: what has overtaken may be overtaken once more."""
-PATIENCE_S: Final = 0.015
+PATIENCE_S: Final = 0.005
 """Seconds that work goes on before any overtakes it."""
 KEPT_S: Final = 1.0
 """Seconds for which a thread beside lives on after its last work. While it is there, OpenMP's threads are more than

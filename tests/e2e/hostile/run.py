@@ -16,6 +16,8 @@ import numpy as np
 from hostile.wire import Reply, Target, batch
 
 PACE_S = 0.2
+SETTINGS = {"cache_bytes": 16 * 2**20, "secret": "a secret"}
+"""Of the service; states of the attackers' clients in memory would count as memory that does not come back."""
 
 
 @dataclass
@@ -66,6 +68,15 @@ def send_batches(url: str, client: str, seconds: float) -> Seen:
             connection = target.connect()
     connection.close()
     return seen
+
+
+def warm(url: str) -> None:
+    """Let a service answer for a while: its memory is that of one at work."""
+    send_batches(url, "warm", 5)
+    for _ in range(3):
+        reply = Target(url).ask(batch("warm", 256))  # as many as there may be
+        assert reply is not None
+        assert reply.status == 200
 
 
 @contextmanager
