@@ -12,7 +12,7 @@ NOISE_S = 0.25
 """What the slowest of some fifty batches may take on two busy cores, whoever attacks."""
 MUTE = ("readers_that_never_read", "unfinished_uploads")
 """Attackers that read no reply."""
-LEAST = 20
+LEAST = 10
 """Replies that an attacker has in a minute at least, but for those: one that hardly comes to attack proves nothing."""
 
 
@@ -38,8 +38,8 @@ def come_back(service, mb: float, seconds: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.xfail(
-    reason="answers take 6 to 12 times as long on two cores, 2 to 4 times by the machine alone: steps share the cores "
-    "and Python's lock with each other and with an event loop that is busy for half of the time",
+    reason="on two cores answers took 6 to 12 times as long while steps that are overtaken kept the priority of others, "
+    "2 to 4 times by the machine alone; what it is since was not measured on a machine that does nothing else",
     strict=False,
 )
 def test_eight_attackers_at_once_harm_no_client(service, serve, tmp_path, record_property):
