@@ -38,7 +38,7 @@ def come_back(service, mb: float, seconds: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.xfail(
-    reason="on two cores answers took 6 to 12 times as long while steps that are overtaken kept the priority of others, "
+    reason="on two cores answers took 6 to 12 times as long while overtaken steps kept the priority of others, "
     "2 to 4 times by the machine alone; what it is since was not measured on a machine that does nothing else",
     strict=False,
 )
