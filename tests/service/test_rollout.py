@@ -68,6 +68,7 @@ def serve(run_service: Callable[..., Any], store: Path, tmp_path: Path) -> Itera
             for each in range(number):
                 url = begun[0].service.settings.redis_url if begun else None
                 own = {"model": "fashion/1", "model_store": store, "data_dir": tmp_path, "replica": f"r{each}"}
+                own["max_queue_ms"] = 60_000
                 begun.append(stack.enter_context(run_service(**{**own, "redis_url": url, **settings})))
             return tuple(begun)
 
@@ -124,6 +125,7 @@ def versions(replica: Any, batches: list[Any], clients: list[str] = CLIENTS) -> 
         return {client: sdk.predict(client, batches[0]).model.version for client in clients}
 
 
+@pytest.mark.slow
 def test_a_canary_takes_its_share_by_id_the_same_on_all_replicas_and_is_promoted_and_rolled_back(
     serve: Serve, batches: list[Any], rolled: Any, module: Any
 ) -> None:
