@@ -4,8 +4,13 @@
 ARG RUNTIME=cpu
 # Empty: the newest versions that pyproject.toml allows, unchecked, as from an index with packages of its own.
 ARG LOCKED=yes
+# An index with builds of PyTorch that lack CUDA, which are then taken in the locked versions, unchecked; empty: those of the lock.
+ARG TORCH_INDEX=
+# By a digest, for images that can be built again: deploy/README.md tells how to find it.
+ARG BASE=python:3.11-slim-bookworm
 
-FROM python:3.11-slim-bookworm AS base
+# hadolint ignore=DL3006
+FROM ${BASE} AS base
 ENV PATH=/opt/acclimate/venv/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1
@@ -15,12 +20,16 @@ ENV PATH=/opt/acclimate/venv/bin:$PATH \
 FROM base AS dependencies
 ARG RUNTIME
 ARG LOCKED
+ARG TORCH_INDEX
 WORKDIR /build
 RUN python -m venv /opt/acclimate/venv
-COPY pyproject.toml deploy/requirements-cpu.txt deploy/requirements-gpu.txt ./
+COPY pyproject.toml deploy/requirements-cpu.txt deploy/requirements-gpu.txt deploy/without-cuda.sh ./
 # hadolint ignore=DL3013
 RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    if [ -n "${LOCKED}" ]; then python -m pip install --require-hashes --requirement "requirements-${RUNTIME}.txt"; \
+    if [ -n "${TORCH_INDEX}" ]; then ./without-cuda.sh "requirements-${RUNTIME}.txt" \
+        && python -m pip install --no-deps --index-url "${TORCH_INDEX}" --requirement torch.txt \
+        && python -m pip install --no-deps --require-hashes --requirement others.txt && python -m pip check; \
+    elif [ -n "${LOCKED}" ]; then python -m pip install --require-hashes --requirement "requirements-${RUNTIME}.txt"; \
     else touch README.md LICENSE NOTICE && python -m pip install ".[serve,otel,${RUNTIME}]"; fi
 
 FROM base AS wheel

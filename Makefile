@@ -1,4 +1,5 @@
-# One command for each habit. `make demo` and `make test` need nothing but Python 3.11 or newer.
+# One command for each habit. `make demo` and `make test` need nothing but Python 3.11 to 3.13; with 3.13, and on other machines than x86-64,
+# they take a redis-server of PATH.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -9,20 +10,30 @@ INSTALL = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist worksteal --numprocesses
 INSTALLED := $(VENV)/.installed$(if $(CI),-ci)
 
-.PHONY: setup lock sbom demo quick test test-slow check bench clean
+.PHONY: setup lock audit sbom demo quick test test-slow check bench clean
 
 # With CI=true also what only continuous integration needs.
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml
-	$(INSTALL) --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check $(if $(CI),--group ci)
+# In the versions of the last `make lock`, which are those that were tested.
+$(INSTALLED): pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml .ci/constraints.txt
+	$(INSTALL) --constraint .ci/constraints.txt --editable ".[serve,cpu,embedded]" --editable "./clients_sdk[images]" --editable ./benchmarks --group test --group check $(if $(CI),--group ci)
 	touch $@
 
-# Versions and hashes of what the images are made of, from whichever index uv is told of; none is named in the files.
+# Versions and hashes of what the images are made of, and versions of what `make setup` installs, from whichever index uv is told of; none is
+# named in the files. UV_CONSTRAINT names a file of versions that are not to be exceeded.
+LOCK = $(UV) pip compile --universal --python-version 3.11 --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+    --upgrade --quiet
 lock:
-	for runtime in cpu gpu; do $(UV) pip compile pyproject.toml --extra serve --extra otel --extra $$runtime --universal --python-version 3.11 \
-	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --upgrade --quiet \
+	for runtime in cpu gpu; do $(LOCK) pyproject.toml --extra serve --extra otel --extra $$runtime --generate-hashes \
 	    --output-file deploy/requirements-$$runtime.txt || exit 1; done
+	$(LOCK) pyproject.toml clients_sdk/pyproject.toml benchmarks/pyproject.toml --extra serve --extra cpu --extra embedded --extra images \
+	    --group test --group check --group ci --no-emit-package acclimate --no-emit-package acclimate-client --output-file .ci/constraints.txt
+
+# Known defects in what the images are made of: asks services of the internet for them, which continuous integration does not reach.
+audit:
+	$(PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/python -m pip install --quiet "pip-audit>=2.7"
+	for runtime in cpu gpu; do $(VENV)-audit/bin/pip-audit --disable-pip --require-hashes --requirement deploy/requirements-$$runtime.txt || exit 1; done
 
 # What the images are made of, for those who watch over known defects (CycloneDX). Wants CI=true.
 sbom: setup
@@ -66,4 +77,4 @@ bench: setup
 	$(BIN)/acclimate-bench guard --seeds 5
 
 clean:
-	rm -rf $(VENV) .data
+	rm -rf $(VENV) $(VENV)-audit .data

@@ -38,8 +38,8 @@ def test_the_linter_objects_to_an_entrypoint_in_shell_form_which_swallows_the_st
 
 
 def test_the_base_image_names_its_minor_version_and_its_distribution(dockerfile):
-    (base,) = arguments(dockerfile, "FROM", "base")
-    assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+ AS base", base)
+    assert arguments(dockerfile, "FROM", "base") == ["${BASE} AS base"]
+    assert re.search(r"^ARG BASE=python:3\.\d+-slim-[a-z]+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
 
 
 def test_the_process_of_the_container_is_acclimate_serve_without_a_shell(dockerfile):

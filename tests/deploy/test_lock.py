@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,42 @@ def test_the_bill_of_materials_has_every_pin_with_its_hashes(program, tmp_path: 
         part = parts[name, str(version)]
         assert part["purl"].endswith(f"@{version}")
         assert part["externalReferences"][0]["hashes"]
+
+
+def test_what_is_tested_is_held_to_versions_that_every_requirement_allows() -> None:
+    """Of what is installed here, all but pip's own and our packages is in the list, and no file names an index."""
+    lines = [line for line in (ROOT / ".ci/constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    locked = [Requirement(line) for line in lines]
+    assert all(re.fullmatch(r"==[^,*]+", str(each.specifier)) for each in locked)
+    here = [each for each in locked if each.marker is None or each.marker.evaluate()]
+    versions = {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in here}
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    extras = PROJECT["optional-dependencies"]
+    wanted = [
+        *PROJECT["dependencies"],
+        *extras["serve"],
+        *extras["cpu"],
+        *extras["embedded"],
+        *chain(*groups.values()),
+    ]
+    for requirement in map(Requirement, wanted):
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+    assert "--constraint .ci/constraints.txt" in (ROOT / "Makefile").read_text()
+
+
+def test_an_image_without_cuda_has_all_else_with_its_hashes(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text(lock("cpu"))
+    subprocess.run([ROOT / "deploy/without-cuda.sh", "lock.txt"], cwd=tmp_path, check=True)
+    torch, others = (tmp_path / "torch.txt").read_text().split(), (tmp_path / "others.txt").read_text()
+    versions = pinned("cpu")
+    assert torch == [f"torch=={versions['torch']}", f"torchvision=={versions['torchvision']}"]
+    left = {canonicalize_name(name) for name, *_ in PIN.findall(others)}
+    gone = {canonicalize_name(name) for name, *_ in PIN.findall(lock("cpu"))} - left
+    assert {"torch", "torchvision", "triton", "nvidia-cublas"} <= gone
+    assert all(name in ("torch", "torchvision", "triton") or name.startswith(("nvidia-", "cuda-")) for name in gone)
+    assert {"numpy", "fastapi", "onnxruntime", "redis"} <= left
+    assert not PIN.sub("", others).strip(), "nothing but pins with their hashes"
 
 
 def test_the_images_have_the_runtime_that_they_are_named_for() -> None:
