@@ -351,8 +351,10 @@ class JoiningTransport:
         if self._held:
             held, self._held = self._held, b""
             self._written += len(held) + len(data)
+            if self._transport.is_closing():
+                return  # asyncio's own transport, from Python 3.12 on, has nothing left to write with then
             with suppress(RuntimeError):  # so uvloop says that the connection was lost meanwhile
-                self._transport.writelines((held, data))
+                self._transport.writelines((held, data) if data else (held,))  # that tries an empty piece for ever
                 self._watch()
         else:
             self._held = bytes(data)
