@@ -1,10 +1,11 @@
 """Reports of both commands: one file, nothing from elsewhere, and the numbers that the commands found."""
 
 import json
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from acclimate_store import Catalogue
 
 pytestmark = pytest.mark.integration
 
+SHIPPED = Path(__file__).parents[3] / "model_store/bundles/fashion-cnn"
 HOSTILE = (
     '<script>alert("1")</script>',
     "\"><img src='//evil.example/x.png' onerror=alert(1)>",
@@ -57,22 +59,27 @@ class Reader(HTMLParser):
         self.words += data
 
 
-def evaluated(data: Path, to: Path, *words: str) -> tuple[str, dict[str, Any]]:
-    """The report of an evaluation, and its JSON."""
-    report, figures = to / "report.html", to / "all.json"
-    command = ["evaluate", "fashion-cnn/1", "--clients", str(data), "--by", "owners", "--adapters", ADAPTERS, *words]
-    assert main([*command, "--report", str(report), "--json", str(figures)]) == 0
-    return report.read_text(), json.loads(figures.read_text())
+class Evaluated(NamedTuple):
+    """A report, its JSON, and what it was made of."""
+
+    text: str
+    figures: dict[str, Any]
+    store: Path
+    data: Path
 
 
-@pytest.fixture
-def hostile(pool: Pool, tmp_path: Path) -> Path:
-    """Few images of clients whose names would be more than text if they were not escaped, and a file alike."""
+@pytest.fixture(scope="module")
+def evaluated(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
+    """Of few images of clients, and a file, whose names would be more than text if they were not escaped."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    store, data, report, figures = (folder / name for name in ("store", "<img src=x>.npz", "report.html", "all.json"))
+    shutil.copytree(SHIPPED, store / "fashion-cnn")
     rows = [row for start in range(0, 1000, 200) for row in range(start, start + 40)]
-    owners = np.repeat(HOSTILE, 40)
-    file = tmp_path / "<img src=x>.npz"
-    np.savez(file, images=pool.images[rows], labels=pool.labels[rows], owners=owners)
-    return file
+    np.savez(data, images=pool.images[rows], labels=pool.labels[rows], owners=np.repeat(HOSTILE, 40))
+    words = ["evaluate", "fashion-cnn/1", "--clients", str(data), "--by", "owners", "--adapters", ADAPTERS]
+    words += ["--store", str(store), "--asked", "0", "0.05", "--write"]
+    assert main([*words, "--report", str(report), "--json", str(figures)]) == 0
+    return Evaluated(report.read_text(), json.loads(figures.read_text()), store, data)
 
 
 def holds_nothing_from_elsewhere(text: str) -> None:
@@ -89,10 +96,8 @@ def holds_nothing_from_elsewhere(text: str) -> None:
     assert page.elements.count(("html", {"lang": "en"})) == 1
 
 
-def test_the_report_of_an_evaluation_is_one_file_with_the_numbers_of_the_json(
-    store: Path, hostile: Path, tmp_path: Path
-) -> None:
-    text, figures = evaluated(hostile, tmp_path, "--asked", "0", "0.05", "--write")
+def test_the_report_of_an_evaluation_is_one_file_with_the_numbers_of_the_json(evaluated: Evaluated) -> None:
+    text, figures, store, data = evaluated
     holds_nothing_from_elsewhere(text)
     page = Reader(text)
     heading, *rows = page.tables["Accuracy, gain and harm by adapter"]
@@ -124,14 +129,14 @@ def test_the_report_of_an_evaluation_is_one_file_with_the_numbers_of_the_json(
     assert f"{100 * np.mean(figures['oracle']['accuracy']):.2f} % right" in page.words
     cost = page.tables["Time of a step and size of a state by adapter"]
     assert [row[0] for row in cost[1:]][-1] == "portfolio"
-    assert f"acclimate evaluate fashion-cnn/1 --clients '{hostile}' --by owners --adapters {ADAPTERS}" in page.words
+    assert f"acclimate evaluate fashion-cnn/1 --clients '{data}' --by owners --adapters {ADAPTERS}" in page.words
     assert f"{Catalogue(store).load('fashion-cnn', '1').model.content_hash[:16]}" in page.words
     assert "fashion-cnn/2: published, default adapter: " in page.words
     assert f"Recommended: {'none' if all(r['Why not'] != '-' for r in shown.values()) else ''}" in page.words
 
 
-def test_every_picture_says_what_it_shows_and_stands_beside_a_table(store: Path, hostile: Path, tmp_path: Path) -> None:
-    page = Reader(evaluated(hostile, tmp_path, "--asked", "0.05")[0])
+def test_every_picture_says_what_it_shows_and_stands_beside_a_table(evaluated: Evaluated) -> None:
+    page = Reader(evaluated.text)
     pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert len(pictures) == 5
     assert all(each["role"] == "img" and len(each["aria-label"]) > 20 for each in pictures)
@@ -141,12 +146,10 @@ def test_every_picture_says_what_it_shows_and_stands_beside_a_table(store: Path,
             assert sections[place - 1 : place + 2] == ["section", "svg", "table"]
 
 
-def test_names_are_text_whatever_they_hold(store: Path, hostile: Path, tmp_path: Path) -> None:
-    text, _ = evaluated(hostile, tmp_path)
-    holds_nothing_from_elsewhere(text)
-    page = Reader(text)
+def test_names_are_text_whatever_they_hold(evaluated: Evaluated) -> None:
+    page = Reader(evaluated.text)
     assert sorted(row[0] for row in page.tables["Gain of each client in points"][1:]) == sorted(HOSTILE)
-    assert f"5 clients of {hostile.name}" in page.words
+    assert f"5 clients of {evaluated.data.name}" in page.words
 
 
 def test_the_report_of_learning_has_rates_rounds_and_evidence(
@@ -192,19 +195,20 @@ def test_the_colours_are_those_of_the_dashboard() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 360), ("dark", 360)])
 def test_a_browser_shows_reports_without_a_request_and_axe_finds_nothing(
-    scheme: str, width: int, browser: Any, axe: Callable[[Any], list[Any]], store: Path, hostile: Path, tmp_path: Path
+    scheme: str, width: int, browser: Any, axe: Callable[[Any], list[Any]], evaluated: Evaluated, tmp_path: Path
 ) -> None:
-    evaluated(hostile, tmp_path, "--asked", "0", "0.05")
-    learned = tmp_path / "learned.html"
-    words = ["learn", "fashion-cnn/1", "--data", str(hostile), "--teachers", "3", "--judges", "5", "--no-onnx"]
-    words += ["--teacher-images", "10", "--judge-images", "10", "--rounds", "2", "--tune", "none", "--shift", "feature"]
-    assert main([*words, "--lr", "0.01", "--report", str(learned)]) == 0
+    report, learned = tmp_path / "report.html", tmp_path / "learned.html"
+    report.write_text(evaluated.text)
+    words = ["learn", "fashion-cnn/1", "--store", str(evaluated.store), "--data", str(evaluated.data), "--no-onnx"]
+    words += ["--as", f"{scheme}-{width}", "--teachers", "3", "--judges", "5", "--teacher-images", "10"]
+    words += ["--judge-images", "10", "--rounds", "2", "--lr", "0.01", "--tune", "none", "--shift", "feature"]
+    assert main([*words, "--report", str(learned)]) == 0
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     asked, said = list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: said.append(message.text))
     page.on("dialog", lambda dialog: said.append(dialog.message))
-    for file in (tmp_path / "report.html", learned):
+    for file in (report, learned):
         asked.clear()
         page.goto(file.as_uri())
         for summary in page.locator("summary").all():
