@@ -6,6 +6,7 @@ RATIO (1 + ln(n / RATIO)) points, to twice as many.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Final
 
 from acclimate_service.state.encoding import Point
@@ -15,24 +16,29 @@ from acclimate_service.state.redis.scripts import TIMELINE as READ
 from acclimate_service.state.redis.wire import Argument, Wire
 
 RATIO: Final = 32
-"""A point of several batches stands for at most 1 in so many of those after it; every so many versions the timeline is
-thinned out."""
+"""A point of several batches stands for at most 1 in so many of those after it."""
+EVERY: Final = 128
+"""Versions after which the timeline is thinned out. It reads all points: four times as often, that took as long as all
+else that a timeline adds to a batch."""
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """Fewer points: each of several stands for at most 1 in `RATIO` of what came after it."""
-    kept: list[Point] = []  # the newest first
-    weights, after, room = [0], 0, 0  # of those kept; all that came after the next point, and 1 in `RATIO` of that
-    for point in reversed(points):
-        weight = max(1, point.batches)
-        if weights[-1] + weight <= room:
-            kept[-1], weights[-1] = point.then(kept[-1]), weights[-1] + weight
+def grouped(batches: Sequence[int]) -> list[range]:
+    """Which points are to become one: each of several stands for at most 1 in `RATIO` of what came after it.
+
+    Args:
+        batches: that each point stands for, the oldest first.
+    """
+    groups: list[range] = []  # the newest first
+    last, after, room = 0, 0, 0  # batches of the last group; all that came after it, and 1 in `RATIO` of that
+    for at in reversed(range(len(batches))):
+        weight = max(1, batches[at])
+        if last + weight <= room:
+            groups[-1], last = range(at, groups[-1].stop), last + weight
         else:
-            room = after // RATIO
-            kept.append(point)
-            weights.append(weight)
+            room, last = after // RATIO, weight
+            groups.append(range(at, at + 1))
         after += weight
-    return kept[::-1]
+    return groups[::-1]
 
 
 def coarser(points: Iterable[Point], resolution_s: float) -> list[Point]:
@@ -79,7 +85,13 @@ class Timeline:
             StateError: as `read`.
         """
         stored: list[bytes] = await self._wire.read("LRANGE", client.timeline(model), 0, -1)
-        fewer = thinned([Point.decode(each) for each in stored])
-        if len(fewer) < len(stored):
-            args: tuple[Argument, ...] = (len(stored), stored[0], stored[-1], *(each.store() for each in fewer))
-            await self._wire.run(THIN, (client.timeline(model),), args)
+        changed: list[Argument] = []  # place, and what is there from now on: nothing where a point goes
+        for group in grouped([Point.batches_of(each) for each in stored]):
+            if len(group) > 1:
+                first, *others = group
+                merged = reduce(Point.then, [Point.decode(stored[at]) for at in group])
+                changed += [first, merged.store()]
+                for at in others:
+                    changed += [at, b""]
+        if changed:
+            await self._wire.run(THIN, (client.timeline(model),), (len(stored), stored[0], stored[-1], *changed))

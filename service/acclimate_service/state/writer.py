@@ -16,7 +16,7 @@ from acclimate_service.state.places import Places
 from acclimate_service.state.reader import Reader
 from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
 from acclimate_service.state.tasks import Tasks
-from acclimate_service.state.timeline import RATIO
+from acclimate_service.state.timeline import EVERY
 
 WriteOutcome: TypeAlias = Applied | Fenced | Conflict | Incomplete | Refused
 Appending: TypeAlias = asyncio.Task[AppendOutcome]
@@ -269,7 +269,7 @@ class Writer(Generic[S]):
         return None
 
     def _applied(self, held: Held[S], answer: bytes) -> Applied:
-        if self._context.policy.timeline and held.seq % RATIO == 0:
+        if self._context.policy.timeline and held.seq % EVERY == 0:
             self._tasks.start("timeline", self._context.store.timeline.thin(self._context.client, self._context.model))
         self._memory.acknowledge(replace(held, status="warm", lost=0))
         return Applied(held.seq, held.life, self._context.model, answer, "none", held.status, held.lost)
