@@ -122,6 +122,37 @@ def test_the_suite_knows_every_route_of_a_client(house):
     assert {f"{method} {path}" for method, path in ROUTES} == there
 
 
+OF_MANY = {
+    "GET /clients": "GET /clients",
+    "GET /states": "GET /states",
+    "GET /models/{model}/states": "GET /models/fashion-cnn/states",
+    "DELETE /clients": "DELETE /clients?all=true",
+    "GET /asks": "GET /asks",
+    "GET /models/{model}/asks": "GET /models/fashion-cnn/asks",
+}
+"""What is asked of routes that name no client, and are about those of the caller."""
+BY_BODY = {"POST /v2/models/{model}/infer", "POST /v2/models/{model}/versions/{version}/infer"}
+"""Have a test of their own."""
+
+
+def test_the_suite_knows_every_route_that_is_about_clients_and_names_none():
+    about = {name for name, need in NEEDS.items() if need in ("predict", "read", "write")}
+    assert about - {" ".join(each) for each in ROUTES} == OF_MANY.keys() | BY_BODY
+
+
+@pytest.mark.parametrize("asked", OF_MANY.values())
+def test_routes_of_many_clients_show_and_touch_those_of_the_tenant_alone(house, ask, asked):
+    for tenant, client in (("one", "among-many"), ("two", "own-of-two")):
+        assert ask(tenant, "POST", "/clients/{client_id}/predict", client).status_code == 200
+    before = house.replica.keys("one/among-many")
+    method, path = asked.split()
+    reply = house.http.request(method, path, headers=house.headers["two"])
+    assert reply.status_code == 200
+    assert "among-many" not in reply.text
+    assert ("own-of-two" in reply.text) is ("asks" not in path)  # nobody is asked anything here
+    assert house.replica.keys("one/among-many") == before
+
+
 @pytest.mark.parametrize("prefix", ["", "/models/fashion-cnn"])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_the_client_of_another_tenant_is_like_one_that_nobody_has(house, ask, calls, method, path, prefix):
