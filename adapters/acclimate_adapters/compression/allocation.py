@@ -43,11 +43,14 @@ class Measured:
         x: its numbers [N].
         maxima: `block_maxima(x)`.
         weight: what an error counts: the effect of one is weight^2 times the mean square of it over the tensor.
+        coarse: whether it may get 2 or 4 bits. What is rounded anew whenever it is stored, as the terms of a matrix
+            are, would then take up more at each turn than the mean of the batches lets go, and grow beyond all bounds.
     """
 
     x: Floats
     maxima: Floats
     weight: float
+    coarse: bool = True
 
     @property
     def parts(self) -> int:
@@ -74,6 +77,8 @@ class Measured:
             effects[0] = energies * _ALIGNED
             effects[1:4] = self._squared_steps() * (BLOCK * _ROUNDED)
             effects[4] = energies * _BFLOAT16
+            if not self.coarse:
+                effects[1:3] = effects[0]
         effects *= self.weight**2 / len(self.x)
         return effects
 
@@ -84,9 +89,9 @@ class Measured:
         return np.add.reduceat(steps, np.arange(0, len(self.maxima), PART // BLOCK), axis=1)
 
 
-def measure(x: Floats, weight: float) -> Measured:
+def measure(x: Floats, weight: float, *, coarse: bool = True) -> Measured:
     """Measure a tensor [N]."""
-    return Measured(x, block_maxima(x), weight)
+    return Measured(x, block_maxima(x), weight, coarse)
 
 
 def allocate(tensors: list[Measured], budget: int) -> list[list[int]]:

@@ -2,7 +2,8 @@
 
 A coded state is a `State` too, whose adapter is named `coded.1:<name>`, so that nobody takes it for the state itself:
 its tensors are those that stay as they are, the codes of the others one after another, and a JSON table of these. The
-1 is the version of the form.
+1 is the version of the form. In `coded.2:<name>`, for small budgets, matrices are sums of their leading terms, whose
+columns and rows are rounded instead of their numbers.
 
 Why it rounds stochastically. What is restored goes on: it is stepped, and stored again. The step of a mean over k
 batches is of the order of 1/k, soon less than half a rounding step, and rounding to the nearest would undo each of
@@ -25,10 +26,14 @@ from torch import Tensor
 
 from acclimate_adapters.compression import rounding
 from acclimate_adapters.compression.allocation import LEVELS, PART, Measured, allocate, measure
+from acclimate_adapters.compression.terms import leading
 from acclimate_adapters.errors import StateCorrupt
 from acclimate_adapters.state import State
 
 _FORM: Final = "coded.1:"
+_FORM_OF_TERMS: Final = "coded.2:"
+FEW: Final = 1 / 8
+"""Budget below which matrices are stored by their leading terms; rounding is as good from there on."""
 _TABLE, _CODES = "coded:table", "coded:codes"
 
 
@@ -47,14 +52,24 @@ def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
     coded = {name: t for name, t in named if name in weights and t.dtype is torch.float32 and t.numel()}
     if budget >= 1 or not coded:
         return state.to_bytes()
-    measured = [measure(_numbers(tensor), weights[name]) for name, tensor in coded.items()]
+    vectors = {name: _vectors(tensor, weights[name], budget, state.step) for name, tensor in coded.items()}
+    measured = [each for of_one in vectors.values() for each in of_one]
     bits = allocate(measured, int(budget * sum(tensor.nbytes for tensor in coded.values())))
+    left, given = iter(bits), dict[str, list[list[int]]]()
+    for name, of_one in vectors.items():
+        given[name] = _pairs([next(left) for _ in of_one])
     dither = rounding.Dither(state.step)
-    codes = bytearray().join(piece for each in zip(measured, bits, strict=True) for piece in _encoded(*each, dither))
-    table = {name: [[*t.shape], _spell(parts)] for (name, t), parts in zip(coded.items(), bits, strict=True)}
+    codes = bytearray().join(
+        piece
+        for name, of_one in vectors.items()
+        for vector, parts in zip(of_one, given[name], strict=True)
+        for piece in _encoded(vector, parts, dither)
+    )
+    table = {name: [[*t.shape], _spelt(given[name])] for name, t in coded.items()}
     kept = {name: tensor for name, tensor in state.tensors.items() if name not in coded}
     tensors = kept | {_TABLE: _bytes_as_tensor(bytearray(json.dumps(table).encode())), _CODES: _bytes_as_tensor(codes)}
-    return State(_FORM + state.adapter, state.layout, state.model, state.step, tensors).to_bytes()
+    form = _FORM if all(len(of_one) == 1 for of_one in vectors.values()) else _FORM_OF_TERMS
+    return State(form + state.adapter, state.layout, state.model, state.step, tensors).to_bytes()
 
 
 def decode(data: bytes) -> State:
@@ -64,20 +79,58 @@ def decode(data: bytes) -> State:
         StateCorrupt: the bytes are not a state.
     """
     state = State.from_bytes(data)
-    if not state.adapter.startswith(_FORM):
+    form = next((form for form in (_FORM, _FORM_OF_TERMS) if state.adapter.startswith(form)), None)
+    if form is None:
         return state
     try:
         table = json.loads(state.tensors[_TABLE].numpy().tobytes())
         decoded = _decoded(table, state.tensors[_CODES].numpy().data)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise StateCorrupt(f"these bytes are not a coded state: {error}") from error
     kept = {name: tensor for name, tensor in state.tensors.items() if name not in (_TABLE, _CODES)}
-    return State(state.adapter.removeprefix(_FORM), state.layout, state.model, state.step, kept | decoded)
+    return State(state.adapter.removeprefix(form), state.layout, state.model, state.step, kept | decoded)
 
 
 def _numbers(tensor: Tensor) -> rounding.Floats:
     numbers: rounding.Floats = tensor.detach().cpu().contiguous().reshape(-1).numpy()
     return numbers
+
+
+def _vectors(tensor: Tensor, weight: float, budget: float, seed: int) -> list[Measured]:
+    """What is rounded of a tensor: all its numbers or, with few bytes, columns and rows of the terms of a matrix.
+
+    The product of a term is off by the error of its column times the length of its row, and the other way round; both
+    are as long as the root of its size.
+    """
+    whole = measure(_numbers(tensor), weight)
+    if budget >= FEW or tensor.ndim < 2 or tensor.numel() <= PART or whole.exact_only:
+        return [whole]
+    matrix = whole.x.reshape(tensor.shape[0], -1)
+    height, width = matrix.shape
+    return [
+        measure(vector, weight * math.sqrt(term.size / other), coarse=False)
+        for term in leading(matrix, seed)
+        for vector, other in ((term.column, width), (term.row, height))
+    ]
+
+
+def _pairs(bits: list[list[int]]) -> list[list[int]]:
+    """Bits of the vectors of a tensor: nothing is stored of a column without its row, or of a row without a column."""
+    if len(bits) == 1:
+        return bits
+    return [
+        parts if any(column) and any(row) else [0] * len(parts)
+        for column, row in zip(bits[::2], bits[1::2], strict=True)
+        for parts in (column, row)
+    ]
+
+
+def _spelt(bits: list[list[int]]) -> str | list[str]:
+    """The levels of a whole tensor, or those of each vector of its terms up to the last that is stored."""
+    if len(bits) == 1:
+        return _spell(bits[0])
+    stored = max((number + 1 for number, parts in enumerate(bits) if any(parts)), default=0)
+    return [_spell(parts) for parts in bits[: stored + stored % 2]]
 
 
 def _encoded(tensor: Measured, bits: Sequence[int], dither: rounding.Dither) -> Iterator[bytes]:
@@ -86,21 +139,36 @@ def _encoded(tensor: Measured, bits: Sequence[int], dither: rounding.Dither) -> 
         yield rounding.encode(tensor.x[first:last], maxima, level, dither)
 
 
-def _decoded(table: Mapping[str, tuple[list[int], str]], codes: memoryview) -> dict[str, Tensor]:
+def _decoded(table: Mapping[str, tuple[list[int], str | list[str]]], codes: memoryview) -> dict[str, Tensor]:
     tensors, at = dict[str, Tensor](), 0
     for name, (shape, spelt) in table.items():
-        n, bits = math.prod(shape), [LEVELS[int(digit)] for digit in spelt]
-        if len(bits) != -(-n // PART):
-            raise ValueError(f"{name} of shape {shape} has not {len(bits)} parts")
-        numbers = np.empty(n, np.float32)
-        for level, first, last in _stretches(bits, n):
-            end = at + rounding.nbytes(last - first, level)
-            rounding.decode(codes[at:end], level, numbers[first:last])
-            at = end
+        n = math.prod(shape)
+        if isinstance(spelt, str):
+            numbers, at = _read(name, spelt, n, codes, at)
+        else:
+            numbers, height = np.zeros(n, np.float32), shape[0]
+            for column_bits, row_bits in zip(spelt[::2], spelt[1::2], strict=True):
+                column, at = _read(name, column_bits, height, codes, at)
+                row, at = _read(name, row_bits, n // height, codes, at)
+                with np.errstate(all="ignore"):  # codes that are damaged may be any numbers
+                    numbers += np.outer(column, row).reshape(-1)
         tensors[name] = torch.from_numpy(numbers).reshape(shape)
     if at != len(codes):
         raise ValueError(f"there are {len(codes)} bytes of codes, not {at}")
     return tensors
+
+
+def _read(name: str, spelt: str, n: int, codes: memoryview, at: int) -> tuple[rounding.Floats, int]:
+    """So many numbers from a place on, and the place after them."""
+    bits = [LEVELS[int(digit)] for digit in spelt]
+    if len(bits) != -(-n // PART):
+        raise ValueError(f"{name} of {n} numbers has not {len(bits)} parts")
+    numbers = np.empty(n, np.float32)
+    for level, first, last in _stretches(bits, n):
+        end = at + rounding.nbytes(last - first, level)
+        rounding.decode(codes[at:end], level, numbers[first:last])
+        at = end
+    return numbers, at
 
 
 def _stretches(bits: Sequence[int], n: int) -> Iterator[tuple[int, int, int]]:
