@@ -29,6 +29,7 @@ def add_parsers(commands: Subparsers) -> None:
     clients = _command(commands, "clients", "what a Redis holds of very many clients, and what a batch costs then")
     clients.add_argument("--clients", type=positive, default=100_000, help="how many (default: 100000)")
     clients.add_argument("--budget", type=float, default=0.001, help="share of exact bytes (default: 0.001)")
+    _without_timeline(serve)
     for name, text in (
         ("state", "what it costs that every answered batch is durable: time, bytes, takeovers"),
         ("replays", "how long clients wait whose states are computed again after a crash"),
@@ -37,6 +38,8 @@ def add_parsers(commands: Subparsers) -> None:
     ):
         quick = _command(commands, name, text)
         quick.add_argument("--quick", action="store_true", help="a fifth of the work, to see that everything runs")
+        if name == "state":
+            _without_timeline(quick)
 
 
 def _command(commands: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
@@ -44,6 +47,10 @@ def _command(commands: Subparsers, name: str, text: str) -> argparse.ArgumentPar
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables to a file, too")
     parser.set_defaults(run=_run, module=f"acclimate_bench.cost.{name}")
     return parser
+
+
+def _without_timeline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-timeline", dest="timeline", action="store_false", help="with ACCLIMATE_TIMELINE=false")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """What HTTP, decoding and the durable write of the state add to a step, and how LitServe serves the same network.
 
-    acclimate-bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--json FILE]
+    acclimate-bench serve [--repeats 200] [--peers FOLDER | --no-peers] [--no-timeline] [--json FILE]
 
 A replica on a private Redis answers requests with a batch of 20 raw uint8 images and, in turn, takes the same guarded
 steps without them. The difference of the medians is the price of serving; requests are sent over a bare socket, as to
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
                 report.table(f"{model}, 20 x {sides} raw uint8, {how}", *COLUMNS)
                 for adapter in ADAPTERS[model]:
                     data = base / f"{model}-{adapter}-{runtime}"
-                    price(report, data, bundles, model, adapter, options.repeats, runtime)
+                    price(report, data, bundles, model, adapter, options.repeats, runtime, timeline=options.timeline)
         if options.peers is not None:
             _beside_litserve(report, options.peers, base / "peers", threads)
     report.finish(options.json)
@@ -59,10 +59,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def price(
-    report: Report, data: Path, bundles: Path, model: str, adapter: str, repeats: int, runtime: str = "torch"
+    report: Report,
+    data: Path,
+    bundles: Path,
+    model: str,
+    adapter: str,
+    repeats: int,
+    runtime: str = "torch",
+    *,
+    timeline: bool = True,
 ) -> None:
     """Print what serving adds to the steps of one adapter, and what HTTP takes alone."""
-    settings = {"model_store": bundles, "model": model, "adapter": adapter, "runtime": runtime}
+    settings = {"model_store": bundles, "model": model, "adapter": adapter, "runtime": runtime, "timeline": timeline}
     with replica_with_steps(data, **settings) as served:
         port, shape = int(served.url.rpartition(":")[2]), SHAPES[model]
         bare = partial(one_by_one, port, "/clients/bare/predict", shape)

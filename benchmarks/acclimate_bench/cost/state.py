@@ -1,6 +1,6 @@
 """What it costs that every answered batch is durable: time, bytes, takeovers.
 
-    acclimate-bench state [--quick] [--json FILE]
+    acclimate-bench state [--quick] [--no-timeline] [--json FILE]
 
 Services run in processes of their own, each on a real Redis, and are asked over HTTP by the SDK. What is compared is
 measured in turn in one run; absolute times depend on the machine and its disk. Some figures stand beside those of the
@@ -50,11 +50,11 @@ THOROUGH: Final = Extent(requests=200, scripts=100, takeovers=5)
 QUICK: Final = Extent(requests=40, scripts=20, takeovers=2)
 
 
-def measure_requests(report: Report, appendfsync: Fsync, repeats: int) -> None:
+def measure_requests(report: Report, appendfsync: Fsync, repeats: int, timeline: bool) -> None:
     """The same batches in process and over HTTP, and the bytes that Redis gets for them."""
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        common = {"model_store": BUNDLES, "adapter": "atp", "appendfsync": appendfsync}
+        common = {"model_store": BUNDLES, "adapter": "atp", "appendfsync": appendfsync, "timeline": timeline}
         journal = stack.enter_context(replica_with_steps(base / "journal", **common))
         whole = stack.enter_context(replica(base / "whole", journal="false", **common))
         for name in ("none", "fedcal"):
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     keep_freed_memory()  # as the service does
     print(f"CPU, {torch.get_num_threads()} threads", flush=True)
     for appendfsync in ("everysec", "always"):
-        measure_requests(report, appendfsync, extent.requests)
+        measure_requests(report, appendfsync, extent.requests, options.timeline)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(measure_scripts(report, appendfsync, extent.scripts))
     measure_takeovers(report, extent.takeovers, BYTES_RATIO)
