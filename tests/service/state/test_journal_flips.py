@@ -32,6 +32,8 @@ async def test_a_flip_replaces_the_snapshot_before(make_driver, admin: Redis):
         await owner.append()
         await owner.snapshot()
     assert len(await admin.keys("*:s:*")) == 1
+    names = await admin.hkeys(owner.driver.client.registry)
+    assert not [name for name in names if name.startswith(b"u:")]  # an upload is none any more
 
 
 async def test_a_flip_is_refused_to_whoever_lost_the_journal(make_driver):
