@@ -155,8 +155,9 @@ def test_a_model_shows_its_manifest_its_rates_and_what_labels_say(page, fleet, o
     assert f"+{100 * evidence['gain']:.1f}\t+{100 * evidence['low']:.1f} to +{100 * evidence['high']:.1f}" in judged
     manifest = page.get_by_role("region", name="Manifest").inner_text()
     assert all(each in manifest for each in (*told["manifest"]["files"].values(), told["manifest"]["licence"]))
+    page.get_by_text("of the clients, default").wait_for()
     versions = page.get_by_role("region", name="Versions").locator("tbody tr").all_inner_texts()
-    assert versions == [f"{each['version']}\t✓ served" for each in told["versions"]]
+    assert versions == [f"{each['version']}\t100.0 % of the clients, default" for each in told["versions"]]
 
 
 def test_health_shows_what_the_replica_says_of_itself_and_its_redis(page, fleet, opened, wait_until):

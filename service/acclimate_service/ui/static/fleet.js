@@ -109,7 +109,7 @@ export const Fleet = ({ models, of, query, go }) => {
           <tr class="room" aria-hidden="true" style=${{ height: `${first * ROW}px` }}></tr>
           ${shown.map(
             (row, place) => html`<tr key=${row.client_id} aria-rowindex=${first + place + 2}>
-              <th scope="row" class="client_id"><a href=${`#/clients/${encodeURIComponent(row.client_id)}${of ? `?model=${encodeURIComponent(of)}` : ""}`}>${row.client_id}</a></th>
+              <th scope="row" class="client_id" title=${row.client_id}><a href=${`#/clients/${encodeURIComponent(row.client_id)}${of ? `?model=${encodeURIComponent(of)}` : ""}`}>${row.client_id}</a></th>
               <td class="adapter">${row.adapter}</td>
               <td class="adaptation">${row.adaptation}</td>
               <td class="verdict"><${Verdict} of=${row.verdict} /></td>

@@ -54,8 +54,20 @@ const Manifest = ({ manifest }) => {
     ${Object.entries(manifest.files).map(([name, sum]) => html`<tr key=${name}><th scope="row">${name}, SHA-256</th><td>${sum}</td></tr>`)}<//></section>`;
 };
 
-const Versions = ({ of }) => html`<section><h2>Versions</h2><${Table} name="Versions" head=${["Version", "Served"]}>
-  ${of.map(({ version, served }) => html`<tr key=${version}><th scope="row">${version}</th><td>${served ? "✓ served" : "in the store"}</td></tr>`)}<//></section>`;
+// Which version answers whom, and which replica could not load what; without the right to see that, what is served.
+const Versions = ({ model, of }) => {
+  const { value: rollout } = usePolling(() => read(`models/${encodeURIComponent(model)}/rollout`), 5, [model]);
+  const loaded = new Map(rollout?.versions.map((each) => [each.version, each]));
+  const role = ({ version, served }) =>
+    !rollout ? (served ? "✓ served" : "in the store")
+      : !loaded.has(version) ? "in the store"
+      : `${percent(loaded.get(version).share)} of the clients${version === rollout.canary?.version ? ", canary" : version === rollout.default ? ", default" : ""}`;
+  const failures = (rollout?.replicas ?? []).flatMap(({ replica, failed }) => Object.entries(failed).map(([version, why]) => `${replica} could not load ${version}: ${why}`));
+  return html`<section><h2>Versions</h2><${Table} name="Versions" head=${["Version", "Answers"]}>
+    ${of.map((each) => html`<tr key=${each.version}><th scope="row">${each.version}</th><td>${role(each)}</td></tr>`)}<//>
+    ${failures.map((each) => html`<p class="failure">${each}</p>`)}
+    ${rollout && !rollout.done && html`<p>Replicas still follow the last change.</p>`}</section>`;
+};
 
 export const Models = ({ models, name, go }) => {
   const model = models.find((each) => each.name === name) ?? models[0];
@@ -78,5 +90,5 @@ export const Models = ({ models, name, go }) => {
     <${Evidence} model=${model.name} />
     <${Failure} of=${error} />
     ${of && html`<${Shown} manifest=${of.manifest} />
-      <div class="columns"><${Rates} of=${of.rates} /><${Versions} of=${of.versions} /></div><${Manifest} manifest=${of.manifest} />`}`;
+      <div class="columns"><${Rates} of=${of.rates} /><${Versions} model=${model.name} of=${of.versions} /></div><${Manifest} manifest=${of.manifest} />`}`;
 };
