@@ -56,6 +56,7 @@ def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet, opene
     page.wait_for_selector("canvas")
     timeline = client.timeline("prior")
     page.locator("summary", has_text="Entropy").click()
+    page.wait_for_selector("details[open] tbody tr")
     newest = timeline.points[-1]
     cells = page.locator("details[open] tbody tr").first.locator("td").all_inner_texts()
     assert cells[:3] == [str(newest.version), "1", f"{newest.signals['entropy']:.3g}"]
@@ -78,6 +79,7 @@ def test_a_batch_is_seen_as_it_comes(page, fleet, opened):
     replica, client = fleet
     opened(page, replica, "clients/well")
     page.locator("summary", has_text="Entropy").click()
+    page.wait_for_selector("details[open] tbody tr")
     before = page.locator("details[open] tbody tr").count()
     version = client.predict("well", load_streams(STREAMS)[1].images[:20]).state.version
     page.locator(f"details[open] tbody td:text-is('{version}')").wait_for()
