@@ -130,6 +130,8 @@ def _add_rollouts(subparsers: "Subparsers") -> None:
     unload.add_argument("--force", action="store_true", help="also of a canary, whose clients are the default's then")
     canary = add("canary", "load a version and have it answer a share of the clients, the same ones as it grows")
     canary.add_argument("--share", type=share, required=True, metavar="SHARE", help="of the clients, 0 to 1")
+    shadow = add("shadow", "load a version and show it a share of the batches: it answers nobody, and is only compared")
+    shadow.add_argument("--share", type=share, required=True, metavar="SHARE", help="of the batches, 0 to 1; 0 ends it")
     add("promote", "have a version answer all clients; without a version the canary")
     add("rollback", "end the canary; where there is none, go back to the default before", "NAME")
     show = add("rollout", "show which versions answer clients, and what each replica has", "NAME")

@@ -98,6 +98,12 @@ class Metrics:
         self.version_rows = Counter(
             "acclimate_version_rows", "Images of clients by version.", ["model", "version", "result"], registry=on
         )
+        self.shadow_rows = Counter(
+            "acclimate_shadow_rows",
+            "Images for a version in the shadow: agreed or differed with what was answered, failed or left out.",
+            ["model", "version", "result"],
+            registry=on,
+        )
         self.version_share = Gauge(
             "acclimate_version_share",
             "Share of clients that a loaded version answers.",

@@ -14,7 +14,7 @@ from acclimate_service.metrics import Metrics
 from acclimate_service.models import named, settings_by_model
 from acclimate_service.opening import Shared, open_shared
 from acclimate_service.replicas import Speaker, Stages
-from acclimate_service.rollout import LOOK_S, Rollout, Rollouts, Seen
+from acclimate_service.rollout import LOOK_S, Rollout, Rollouts, Seen, Wanted
 from acclimate_service.served import Served
 from acclimate_service.service import Service
 from acclimate_service.settings import Settings, SettingsError
@@ -200,7 +200,7 @@ class Replica:
         await self._note(served, without)
         return gone
 
-    async def answer_by(self, model: str, default: str, canary: str = "", share: float = 0.0) -> None:
+    async def answer_by(self, model: str, wanted: Wanted) -> None:
         """Have clients answered by other versions: a share of them by the canary, all others by the default.
 
         Raises:
@@ -210,10 +210,10 @@ class Replica:
         served = self._of(model)
 
         def change(now: Rollout, seen: Seen) -> Rollout:
-            for version in (default, canary) if canary else (default,):
+            for version in filter(None, (wanted.default, wanted.canary, wanted.shadow)):
                 _require_loaded(now, model, version)
                 seen.require_everywhere(model, version)
-            return now.answered_by(default, canary, share)
+            return now.changed_to(wanted)
 
         await self._note(served, change)
 

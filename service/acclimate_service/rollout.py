@@ -29,6 +29,8 @@ class Rollout:
         loaded: all versions that are to be in memory, the default among them.
         canary: version that answers a share of the clients; empty for none.
         share: of the clients, in 0..1, that the canary answers.
+        shadow: version that is shown batches of clients and answers nobody; empty for none.
+        shadow_share: of the batches, in 0..1, that the shadow is shown.
         previous: the default before; empty if there was none.
         number: of changes so far.
     """
@@ -37,6 +39,8 @@ class Rollout:
     loaded: tuple[str, ...]
     canary: str = ""
     share: float = 0.0
+    shadow: str = ""
+    shadow_share: float = 0.0
     previous: str = ""
     number: int = 0
 
@@ -55,15 +59,16 @@ class Rollout:
         return self._changed(loaded=tuple(dict.fromkeys((*self.loaded, version))))
 
     def without(self, version: str) -> "Rollout":
-        """The same without a version, which is no default; a canary ends with it."""
+        """The same without a version, which is no default; a canary or a shadow ends with it."""
         kept: dict[str, Any] = {"canary": "", "share": 0.0} if version == self.canary else {}
+        kept |= {"shadow": "", "shadow_share": 0.0} if version == self.shadow else {}
         previous = "" if version == self.previous else self.previous
         return self._changed(loaded=tuple(each for each in self.loaded if each != version), previous=previous, **kept)
 
-    def answered_by(self, default: str, canary: str = "", share: float = 0.0) -> "Rollout":
+    def changed_to(self, wanted: "Wanted") -> "Rollout":
         """The same with other versions for the clients."""
-        previous = self.previous if default == self.default else self.default
-        return self._changed(default=default, canary=canary, share=share if canary else 0.0, previous=previous)
+        previous = self.previous if wanted.default == self.default else self.default
+        return self._changed(previous=previous, **asdict(wanted))
 
     def _changed(self, **members: Any) -> "Rollout":
         return replace(self, number=self.number + 1, **members)
@@ -77,6 +82,17 @@ class Rollout:
         """What `to_json` wrote; raises ValueError, TypeError or KeyError for anything else."""
         told = json.loads(text)
         return cls(**{**told, "loaded": tuple(told["loaded"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which versions are to answer clients, and which is to be their shadow; members as those of `Rollout`."""
+
+    default: str
+    canary: str = ""
+    share: float = 0.0
+    shadow: str = ""
+    shadow_share: float = 0.0
 
 
 def place_of(client: ClientScope, version: str) -> float:

@@ -1,11 +1,11 @@
-"""`acclimate models load|unload|canary|promote|rollback|rollout`: versions of a running service come and go."""
+"""`acclimate models load|unload|canary|shadow|promote|rollback|rollout`: versions of a running service come and go."""
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import orjson
@@ -18,6 +18,8 @@ ERRORS: Final = (RemoteError, BundleError)
 _LONGEST_WAIT_S: Final = 600
 """Until a version is loaded, and until all replicas have followed."""
 _LOOK_S: Final = 0.5
+_Part: TypeAlias = Mapping[str, Any] | None
+"""A version and its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class _Model:
         self._wait(lambda replica: loaded in replica["loaded"] or replica["failed"].get(loaded))
         return loaded
 
-    def answer_by(self, default: str, canary: str | None = None, share: float = 0.0) -> None:
+    def answer_by(self, default: str, canary: _Part = None, shadow: _Part = None) -> None:
         """Have clients answered by these versions, and wait until they are everywhere."""
-        wanted = {"default": default, "canary": None if canary is None else {"version": canary, "share": share}}
+        wanted = {"default": default, "canary": canary, "shadow": shadow}
         path = f"/models/{quote(self.name, safe='')}/rollout"
         number = self.remote.put(path, wanted)["number"]
         self._wait(lambda replica: replica["number"] >= number)
@@ -98,10 +100,23 @@ def run_canary(options: argparse.Namespace) -> int:
 
     def canary() -> None:
         loaded = model.load(version)
-        model.answer_by(model.look()["default"], loaded, options.share)
+        model.answer_by(model.look()["default"], {"version": loaded, "share": options.share})
         _show(model)
 
     return _refusable(canary)
+
+
+def run_shadow(options: argparse.Namespace) -> int:
+    """Show a version, which is loaded first, a share of the batches; with a share of 0 none is shown any more."""
+    model, version = _Model.of(options)
+
+    def shadow() -> None:
+        now, loaded = model.look(), model.load(version) if options.share else None
+        shown = {"version": loaded, "share": options.share} if loaded else None
+        model.answer_by(now["default"], now["canary"], shown)
+        _show(model)
+
+    return _refusable(shadow)
 
 
 def run_promote(options: argparse.Namespace) -> int:
@@ -146,6 +161,11 @@ def _show(model: _Model, *, as_json: bool = False) -> None:
     for each in now["versions"]:
         marks = {now["default"]: " (default)", now["previous"]: " (default before)"}
         marks |= {now["canary"]["version"]: " (canary)"} if now["canary"] else {}
+        marks |= (
+            {now["shadow"]["version"]: f" (shadow of {100 * now['shadow']['share']:g} % of the batches)"}
+            if now["shadow"]
+            else {}
+        )
         share = f"answers {100 * each['share']:g} % of the clients"
         print(f"{model.name}/{each['version']}: {share}{marks.get(each['version'], '')}")
     for each in now["replicas"]:

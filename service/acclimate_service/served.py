@@ -12,7 +12,8 @@ from acclimate_service.opening import Shared
 from acclimate_service.rollout import Rollout, place_of
 from acclimate_service.service import Service, open_version
 from acclimate_service.settings import Settings
-from acclimate_service.state import ClientScope
+from acclimate_service.shadow import Shadow
+from acclimate_service.state import ClientScope, Tasks
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Served:
     canary: Service | None = None
     _scopes: dict[str, Service] = field(default_factory=dict)
     _stacks: dict[str, AsyncExitStack] = field(default_factory=dict)
+    _tasks: dict[str, Tasks] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -112,6 +114,17 @@ class Served:
         self.applied, canary = self.wanted, self.wanted.canary
         self.default = self.versions[self.applied.default]
         self.canary = self.versions[canary] if canary else None
+        shadow = self._shadow()
+        for version, service in self.versions.items():
+            service.shadow = None if version == self.applied.shadow else shadow
+
+    def _shadow(self) -> Shadow | None:
+        """What is shown what the others answered: it is not waited for, where it could not be loaded."""
+        version, share = self.applied.shadow, self.applied.shadow_share
+        if version not in self.versions:
+            return None
+        engine, metrics = self.versions[version].engine, self.shared.metrics
+        return Shadow(self.name, version, engine, share, metrics, self._tasks[version])
 
     async def _try(self, version: str) -> None:
         """Load a version that nobody waits for; what fails is told to the operator."""
@@ -135,17 +148,20 @@ class Served:
         try:
             model = await load_model(settings, self.shared.worker)
             service = await open_version(model, self.shared, own)
+            tasks = Tasks(self.shared.metrics.background)
+            own.push_async_callback(tasks.aclose)
         except BaseException:
             await own.aclose()
             raise
         service.siblings = self._scopes
         self._forgive(version)
-        self.versions[version], self._stacks[version] = service, own
+        self.versions[version], self._stacks[version], self._tasks[version] = service, own, tasks
         self._divide()
 
     async def _unload(self, version: str) -> None:
         """Let a version go that answers no clients any more, once its last requests are answered."""
         service, own = self.versions.pop(version), self._stacks.pop(version)
+        del self._tasks[version]
         service.idle = asyncio.Event()
         if service.under_way:
             await service.idle.wait()

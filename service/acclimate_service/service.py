@@ -42,6 +42,7 @@ from acclimate_service.models import Model
 from acclimate_service.opening import Redis, Shared
 from acclimate_service.scopes import Kept, Scopes
 from acclimate_service.settings import Settings
+from acclimate_service.shadow import Shadow
 from acclimate_service.state import (
     Announcements,
     Census,
@@ -72,7 +73,7 @@ class Service:
     `elsewhere` are the clients that had states of other models when it started, by bundle; all of them if `counted`.
     `siblings` are the loaded versions of the model, itself among them, by the scope that they have their states in:
     they know what became of requests that they applied. `under_way` counts requests that were sent to this one; `idle`,
-    where somebody waits for their end, is set by the last of them.
+    where somebody waits for their end, is set by the last of them. The `shadow` is shown what was answered.
     """
 
     settings: Settings
@@ -103,6 +104,7 @@ class Service:
     siblings: MutableMapping[str, "Service"] = field(default_factory=dict)
     under_way: int = 0
     idle: asyncio.Event | None = None
+    shadow: Shadow | None = None
     sessions: Sessions = field(init=False)
     challengers: Challengers | None = field(init=False)
     model: Mapping[str, str] = field(init=False)
@@ -132,7 +134,7 @@ class Service:
         return self.kept.arms
 
     async def predict(self, batch: Batch) -> Reply:
-        """Answer a batch as `Engine.predict` does, and show it to the challengers and to the next federated round."""
+        """Answer a batch as `Engine.predict` does, and show it to shadow, challengers and the next federated round."""
         with self._waiting(batch.request.client, len(batch.images)):
             if self.rates is not None:
                 await self._metered(batch.request.client.owner, len(batch.images))
@@ -147,6 +149,8 @@ class Service:
                 raise
             self.answered.inc(len(batch.images))
             self._count(reply, len(batch.images))
+        if self.shadow is not None and reply.replayed == "none":
+            self.shadow.see(batch, reply)
         if reply.life and self.rounds.joins(reply.configuration):
             self.rounds.note(batch.request.client)
         if reply.life and reply.replayed == "none" and self.challengers is not None:

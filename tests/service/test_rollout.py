@@ -1,7 +1,9 @@
 """Versions are loaded, given clients, taken back and unloaded while two replicas serve them."""
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from acclimate_service.cli import main
 from acclimate_service.rollout import Rollout, place_of
+from acclimate_service.shadow import MOST_WAITING
 from acclimate_service.state import ClientScope
 from acclimate_store import Catalogue, write_bundle
 from acclimate_store.architectures import build
@@ -288,6 +292,60 @@ def test_a_version_in_use_stays_and_one_that_goes_answers_its_last_requests(
     assert shares == ['acclimate_version_share{model="fashion",version="1"} 1.0']
 
 
+def shadowed(replica: Any, result: str) -> float:
+    return replica.metric(f'acclimate_shadow_rows_total{{model="fashion",result="{result}",version="2"}}') or 0.0
+
+
+def shadow_of(replica: Any, share: float = 1.0) -> None:
+    load(replica, "2")
+    wanted = {"default": "1", "shadow": {"version": "2", "share": share}}
+    assert replica.http.put("/models/fashion/rollout", json=wanted).status_code == 200
+
+
+def test_a_shadow_answers_nobody_and_what_it_would_have_answered_is_compared(
+    serve: Serve, batches: list[Any], wait_until: Any
+) -> None:
+    (replica,) = serve(1, adapter="none")
+    shadow_of(replica)
+    assert look(replica)["shadow"] == {"version": "2", "share": 1.0}
+    given = [send(replica, "cam", images, idempotency_key=str(number)) for number, images in enumerate(batches)]
+    assert {each.model.version for each in given} == {"1"}
+    rows = len(batches) * BATCH
+    wait_until(lambda: shadowed(replica, "agreed") + shadowed(replica, "differed") == rows)
+    bundle = Catalogue(replica.service.settings.model_store).load("fashion", "2")
+    images = bundle.manifest.input.normalise(torch.from_numpy(np.concatenate(batches)), "cpu")
+    would = [bundle.manifest.classes[i] for i in bundle.model.frozen(images).logits.argmax(1).tolist()]
+    answered = [label for reply in given for label in reply.labels]
+    assert shadowed(replica, "agreed") == sum(one == other for one, other in zip(answered, would, strict=True))
+    assert send(replica, "cam", batches[0], idempotency_key="0").state.replayed == "stored"
+    assert answer_by(replica, "1").json()["shadow"] is None
+    send(replica, "cam", batches[0])
+    assert unload(replica).json()["versions"] == ["2"]
+    assert shadowed(replica, "agreed") + shadowed(replica, "differed") == rows, "neither a repeat nor what came after"
+
+
+def test_a_shadow_that_is_behind_or_fails_delays_no_answer(
+    serve: Serve, batches: list[Any], wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (replica,) = serve(1)
+    shadow_of(replica)
+    engine, late = replica.process.models["fashion"].versions["2"].engine, threading.Event()
+
+    async def fail(*_: Any) -> Any:
+        await asyncio.to_thread(late.wait)
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(type(engine), "predict_frozen", fail)
+    for _ in range(MOST_WAITING + 2):
+        assert send(replica, "cam", batches[0]).model.version == "1"
+    assert shadowed(replica, "left_out") == 2 * BATCH
+    late.set()
+    wait_until(lambda: shadowed(replica, "failed") == MOST_WAITING * BATCH)
+    ready = replica.http.get("/v2/health/ready")
+    assert ready.status_code == 200
+    assert [each["task"] for each in ready.json()["failing"]] == ["shadow fashion/2"]
+
+
 def test_a_restart_finds_what_was_rolled_out_and_versions_share_the_memory(
     serve: Serve, batches: list[Any], rolled: Any, wait_until: Any
 ) -> None:
@@ -337,6 +395,12 @@ def test_a_version_that_a_path_names_answers_whatever_is_rolled_out(
         ({"default": "1", "canary": {"version": "2", "share": 1.01}}, "a number from 0 to 1"),
         ({"default": "1", "canary": {"version": "2", "share": True}}, "a number from 0 to 1"),
         ({"default": "1", "canary": {"version": "1", "share": 0.5}}, "the default already"),
+        ({"default": "1", "shadow": {"version": "1", "share": 0.5}}, "the default already, so it is no shadow"),
+        ({"default": "1", "shadow": {"version": "2", "share": -1}}, "a number from 0 to 1"),
+        (
+            {"default": "1", "canary": {"version": "2", "share": 0.5}, "shadow": {"version": "2", "share": 0.5}},
+            "the canary, so it is no shadow",
+        ),
     ],
 )
 def test_what_is_no_rollout_is_refused(wanted: Any, says: str, replica: Any, assert_problem: Any) -> None:
@@ -354,6 +418,10 @@ def test_the_commands_do_it_all(serve: Serve, batches: list[Any], capsys: Any) -
         return str(told.err if status else told.out)
 
     assert run("load", "fashion/2") == "fashion/2: loaded on all replicas\n"
+    assert "fashion/2: answers 0 % of the clients (shadow of 20 % of the batches)" in run(
+        "shadow", "fashion/2", "--share", "0.2"
+    )
+    assert "shadow" not in run("shadow", "fashion/2", "--share", "0")
     assert "fashion/2: answers 25 % of the clients (canary)" in run("canary", "fashion/2", "--share", "0.25")
     assert "answers 0.25 of the clients" in run("unload", "fashion/2", status=1)
     assert "fashion/2: answers 100 % of the clients (default)" in run("promote", "fashion")
@@ -372,7 +440,7 @@ def test_the_how_to_does_what_it_says(serve: Serve, batches: list[Any], capsys: 
     first, second = serve()
     page = (ROOT / "docs/how-to-roll-out.md").read_text()
     commands = [line for block in re.findall("```console\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         _, *words = command.replace("pets", "fashion").split()
         assert main([*words, "--url", first.url]) == 0, capsys.readouterr().err

@@ -580,11 +580,19 @@ class Canary(Document):
     share: Probability
 
 
+class ShadowVersion(Document):
+    """A version that is shown a share of the batches, and answers nobody."""
+
+    version: str
+    share: Probability
+
+
 class RolloutWanted(Document):
     """Which versions are to answer clients: a canary its share of them, the default all others."""
 
     default: str
     canary: Canary | None = None
+    shadow: ShadowVersion | None = None
 
 
 class RolledVersion(Document):
@@ -611,6 +619,7 @@ class Rollout(Document):
     number: Annotated[Count, Field(description="Of changes so far.")]
     default: str
     canary: Canary | None
+    shadow: ShadowVersion | None
     previous: Annotated[str | None, Field(description="The default before.")]
     versions: list[RolledVersion]
     replicas: list[ReplicaVersions]

@@ -12,11 +12,14 @@ from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import add_route, json_of
 from acclimate_service.http.payload import load_json
 from acclimate_service.http.schemas import LoadedVersion, RepositoryRequest, Rollout, RolloutWanted, UnloadedVersions
-from acclimate_service.rollout import Seen
+from acclimate_service.rollout import Seen, Wanted
 from acclimate_service.served import Served
 
 _LONGEST: Final = 4096
-_FORM: Final = '{"default": "<version>", "canary": {"version": "<version>", "share": <0 to 1>}}'
+_FORM: Final = (
+    '{"default": "<version>", "canary": {"version": "<version>", "share": <0 to 1>}, '
+    '"shadow": {"version": "<version>", "share": <0 to 1>}}'
+)
 _Version = Annotated[str | None, Query(max_length=64)]
 
 
@@ -57,12 +60,13 @@ def add_of_model(router: APIRouter, intake: Intake) -> None:
     async def change(request: Request) -> Response:
         """Have clients answered by other versions, which all replicas must have loaded.
 
-        Which clients a canary takes is a matter of their ids: a larger share adds some, and takes none away.
+        Which clients a canary takes is a matter of their ids: a larger share adds some, and takes none away. A shadow
+        answers nobody: it is shown a share of the batches, and counted is where it agrees.
         """
         context = RequestContext(intake, request, None, keyed=False)
         with context.admitted():
             wanted = await context.computed(partial(_read_wanted, await context.body(_LONGEST)))
-        await replica.answer_by(served.name, *wanted)
+        await replica.answer_by(served.name, wanted)
         return json(_described(served, await replica.seen()))
 
     add_route(router, "GET", "/rollout", describe, "describe_rollout", "service", json_of(Rollout))
@@ -101,6 +105,7 @@ def _described(served: Served, seen: Seen) -> dict[str, Any]:
         "number": noted.number,
         "default": noted.default,
         "canary": {"version": noted.canary, "share": noted.share} if noted.canary else None,
+        "shadow": {"version": noted.shadow, "share": noted.shadow_share} if noted.shadow else None,
         "previous": noted.previous or None,
         "versions": [_version(served, version, noted.share_of(version)) for version in noted.loaded],
         "replicas": [{"replica": name, **report} for name, report in sorted(reports.items())],
@@ -113,8 +118,8 @@ def _version(served: Served, version: str, share: float) -> dict[str, Any]:
     return {"version": version, "share": share, "clients_in_memory": len(service.sessions) if service else 0}
 
 
-def _read_wanted(body: bytes) -> tuple[str, str, float]:
-    """Default, canary (empty for none) and its share.
+def _read_wanted(body: bytes) -> Wanted:
+    """Who is to answer, and who is to be shown what was answered.
 
     Raises:
         PayloadError: as `load_json`.
@@ -122,18 +127,27 @@ def _read_wanted(body: bytes) -> tuple[str, str, float]:
     """
     document = load_json(body)
     found: Mapping[str, Any] = document if isinstance(document, dict) else {}
-    if not isinstance(found.get("default"), str) or found.keys() - {"default", "canary"}:
-        raise Problem("invalid_request", f"the body must be an object of these members: {_FORM}; canary may be null")
-    canary = found.get("canary")
-    if canary is None:
-        return found["default"], "", 0.0
-    if not isinstance(canary, dict) or canary.keys() != {"version", "share"} or not isinstance(canary["version"], str):
-        raise Problem("invalid_request", f"canary is a version with its share of the clients, or null: {_FORM}")
-    version, share = canary["version"], canary["share"]
-    if type(share) not in (int, float) or not 0 <= share <= 1:
-        raise Problem("invalid_request", "share is that of the clients which the canary answers, a number from 0 to 1")
-    if not version:
-        raise Problem("invalid_request", f"canary is a version with its share of the clients, or null: {_FORM}")
-    if version == found["default"]:
-        raise Problem("invalid_request", f"version {version[:64]} is the default already, so it is no canary")
-    return found["default"], version, float(share)
+    if not isinstance(found.get("default"), str) or found.keys() - {"default", "canary", "shadow"}:
+        raise Problem(
+            "invalid_request", f"the body must be an object of these members: {_FORM}; the last two may be null"
+        )
+    canary, shadow = _read_part(found, "canary", "clients"), _read_part(found, "shadow", "batches")
+    for name, (version, _) in (("canary", canary), ("shadow", shadow)):
+        if version and version == found["default"]:
+            raise Problem("invalid_request", f"version {version[:64]} is the default already, so it is no {name}")
+    if shadow[0] and shadow[0] == canary[0]:
+        raise Problem("invalid_request", f"version {shadow[0][:64]} is the canary, so it is no shadow")
+    return Wanted(found["default"], *canary, *shadow)
+
+
+def _read_part(found: Mapping[str, Any], name: str, of_what: str) -> tuple[str, float]:
+    """A version and its share; an empty one where there is none."""
+    part = found.get(name)
+    if part is None:
+        return "", 0.0
+    whole = isinstance(part, dict) and part.keys() == {"version", "share"} and isinstance(part["version"], str)
+    if not whole or not part["version"]:
+        raise Problem("invalid_request", f"{name} is a version with its share of the {of_what}, or null: {_FORM}")
+    if type(part["share"]) not in (int, float) or not 0 <= part["share"] <= 1:
+        raise Problem("invalid_request", f"share of the {name} is that of the {of_what}, a number from 0 to 1")
+    return part["version"], float(part["share"])

@@ -61,6 +61,7 @@ const Versions = ({ model, of }) => {
   const role = ({ version, served }) =>
     !rollout ? (served ? "✓ served" : "in the store")
       : !loaded.has(version) ? "in the store"
+      : version === rollout.shadow?.version ? `nobody, shadow of ${percent(rollout.shadow.share)} of the batches`
       : `${percent(loaded.get(version).share)} of the clients${version === rollout.canary?.version ? ", canary" : version === rollout.default ? ", default" : ""}`;
   const failures = (rollout?.replicas ?? []).flatMap(({ replica, failed }) => Object.entries(failed).map(([version, why]) => `${replica} could not load ${version}: ${why}`));
   return html`<section><h2>Versions</h2><${Table} name="Versions" head=${["Version", "Answers"]}>
