@@ -210,7 +210,7 @@ class Replica:
         served = self._of(model)
 
         def change(now: Rollout, seen: Seen) -> Rollout:
-            for version in filter(None, (wanted.default, wanted.canary, wanted.shadow)):
+            for version in (wanted.default, *filter(None, (wanted.canary, wanted.shadow))):
                 _require_loaded(now, model, version)
                 seen.require_everywhere(model, version)
             return now.changed_to(wanted)
