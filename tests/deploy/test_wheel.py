@@ -76,7 +76,7 @@ def test_it_holds_every_module_and_script_of_the_product_and_nothing_else(wheel)
         PurePosixPath(path.relative_to(package.parent))
         for package in PACKAGES
         for path in package.rglob("*")
-        if path.suffix in {".py", ".lua", ".typed"} or ({"data", "static"} & {*path.parts} and path.is_file())
+        if path.suffix in {".py", ".lua", ".typed", ".css"} or ({"data", "static"} & {*path.parts} and path.is_file())
     }
     assert any(path.suffix == ".lua" for path in product)
     assert product == {path for path in wheel if not path.parts[0].endswith(".dist-info")}

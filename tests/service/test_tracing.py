@@ -123,7 +123,7 @@ def test_one_request_is_followed_by_its_id_through_log_trace_timing_and_metrics(
         service = {
             "service.name": "acclimate",
             "service.instance.id": "r-1",
-            "service.version": replica.service.version,
+            "service.version": replica.process.version,
         }
         assert service.items() <= collector.resources[0].items()
 
