@@ -42,6 +42,7 @@ class Writer(Generic[S]):
         self._length: int | None = None
         self._grown, self._room = 0, math.inf
         self._keep_due = -math.inf
+        self._newest = 0  # version that was written before, of any other than a reset
 
     async def write(self, held: Held[S], attempt: Attempt, work: Batch | Changing[S], admit: Start) -> WriteOutcome:
         """Compute what follows this state and make it durable. Only an Applied changed anything.
@@ -269,7 +270,8 @@ class Writer(Generic[S]):
         return None
 
     def _applied(self, held: Held[S], answer: bytes) -> Applied:
-        if self._context.policy.timeline and held.seq % EVERY == 0:
+        before, self._newest = self._newest or held.seq - 1, held.seq  # resets may have come between
+        if self._context.policy.timeline and before // EVERY < held.seq // EVERY:
             self._tasks.start("timeline", self._context.store.timeline.thin(self._context.client, self._context.model))
         self._memory.acknowledge(replace(held, status="warm", lost=0))
         return Applied(held.seq, held.life, self._context.model, answer, "none", held.status, held.lost)

@@ -6,6 +6,8 @@ from acclimate_client import LabelledRow
 
 TIMES = [100, pytest.param(3000, marks=pytest.mark.slow)]
 REQUESTS = (b"i", b"x", b"a", b"y")  # what remembers requests: it is bounded by their number and their time
+OF_REPLICAS = (b"acc:{default/~replicas}", b"acc:{default/~models}", b"acc:{default/~probe")
+"""What replicas say of themselves, every few seconds."""
 TIMELINE = b"t"  # each change is a point of it, and they are thinned out
 
 
@@ -13,7 +15,8 @@ def stored(replica):
     """Of each key: how many fields or members it has, and how many bytes it takes."""
     redis = replica.redis
     count = {b"hash": redis.hlen, b"zset": redis.zcard, b"list": redis.llen, b"string": redis.strlen}
-    keys = [key for key in replica.redis.keys("acc:*") if not key.endswith(b":l")]  # leases end by themselves
+    ours = [key for key in replica.redis.keys("acc:*") if not key.startswith(OF_REPLICAS)]
+    keys = [key for key in ours if not key.endswith(b":l")]  # leases end by themselves
     return {key: (count[replica.redis.type(key)](key), replica.redis.memory_usage(key, samples=0)) for key in keys}
 
 

@@ -190,6 +190,17 @@ async def test_it_is_thinned_out_beside_the_batches(make_replica, size: int):
     assert max(point.batches for point in found) > 1
 
 
+async def test_it_is_thinned_out_though_a_reset_had_the_version_at_which_it_is_due(make_replica):
+    replica = make_replica(policy=NOTED)
+    for payload in range(EVERY - 1):
+        await replica.apply(b"%d" % payload)
+    assert (await replica.session.reset(replica.request())).seq == EVERY
+    assert len(await points(replica)) >= EVERY - 1
+    await replica.apply(b"after")
+    await replica.settled()
+    assert len(await points(replica)) < EVERY - 1
+
+
 async def test_two_replicas_that_thin_out_at_once_lose_nothing(make_replica, monkeypatch):
     one, two = (make_replica(policy=NOTED) for _ in range(2))
     for payload in range(EVERY + 2 * RATIO):
