@@ -9,9 +9,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import AwareDatetime, BeforeValidator
 from starlette.responses import Response
 
-from acclimate_service.http import schemas
 from acclimate_service.http.payload import MEDIA_TYPES
 from acclimate_service.http.problems import MEDIA_TYPE, RESPONSES
+from acclimate_service.http.schemas import components
+from acclimate_service.http.schemas.common import Document, Problem
 
 Content = Mapping[str, Any]
 ClientId = Annotated[
@@ -74,19 +75,19 @@ TENSOR: Final = ("X-Tensor-Shape", "X-Tensor-Layout", "X-Tensor-Dtype")
 _ETAG: Final = {"ETag": {"description": "Version of the state.", "schema": {"type": "string"}}}
 
 
-def json_of(*documents: type[schemas.Document], media_type: str = JSON) -> Content:
+def json_of(*documents: type[Document], media_type: str = JSON) -> Content:
     """JSON as a body or reply, or on each of its lines: one of these."""
     first, *others = map(ref, documents)
     return {media_type: {"schema": {"anyOf": [first, *others]} if others else first}}
 
 
-def images_of(form: type[schemas.Document], *documents: type[schemas.Document]) -> Content:
+def images_of(form: type[Document], *documents: type[Document]) -> Content:
     """Bodies of images: a form, JSON that is one of these documents, or anything else that images are read from."""
     others = {media_type: _BINARY for media_type in MEDIA_TYPES if media_type not in (JSON, "multipart/form-data")}
     return {**json_of(*documents), "multipart/form-data": {"schema": ref(form)}, **others}
 
 
-def events_of(document: type[schemas.Document]) -> Content:
+def events_of(document: type[Document]) -> Content:
     """Server-sent events, whose data are such documents."""
     return {EVENTS: {"schema": ref(document)}}
 
@@ -131,7 +132,7 @@ def add_route(
         done["headers"] = _ETAG
     responses = {status: done, **RESPONSES}
     if unavailable is not None:
-        either = {**unavailable, MEDIA_TYPE: {"schema": ref(schemas.Problem)}}
+        either = {**unavailable, MEDIA_TYPE: {"schema": ref(Problem)}}
         responses[503] = {"description": "Not now.", "content": either}
     in_path = [{"name": each, "in": "path", "required": True, "schema": {"type": "string"}} for each in names]
     extra: dict[str, Any] = {"parameters": [*in_path, *map(_parameter, headers)]}
@@ -177,12 +178,12 @@ def describe(app: FastAPI, models: Sequence[str], root_path: str = "") -> dict[s
                 parameters.insert(0, {"name": "model", "in": "path", "required": True, "schema": schema})
             paths[f"/models/{{model}}/{rest}"] = operations
     key = {"type": "http", "scheme": "bearer", "description": "A key, where the service asks for one."}
-    made["components"] = {"schemas": schemas.components(), "securitySchemes": {"key": key}}
+    made["components"] = {"schemas": components(), "securitySchemes": {"key": key}}
     made["security"] = [{}, {"key": []}]
     return made
 
 
-def ref(document: type[schemas.Document]) -> dict[str, str]:
+def ref(document: type[Document]) -> dict[str, str]:
     """The schema of a document."""
     return {"$ref": f"#/components/schemas/{document.__name__}"}
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, check_query, json
 from acclimate_service.http.openapi import CHANGING, ClientId, add_route, json_of
-from acclimate_service.http.schemas import Asks, ClientAsks
+from acclimate_service.http.schemas.labels import Asks, ClientAsks
 
 _MOST: Final = 100
 """Clients on a page."""

@@ -20,7 +20,8 @@ from acclimate_service.http.context import Intake, RequestContext, at_once, json
 from acclimate_service.http.openapi import LINES, Time, add_route, json_of
 from acclimate_service.http.problems import failure_of
 from acclimate_service.http.routes.clients import FILTERS, LARGEST_PAGE, PAGE, SMALLEST_PAGE, page_of
-from acclimate_service.http.schemas import DeletedClients, ExportedPage, ExportedState, FailedClient, Verdict
+from acclimate_service.http.schemas.clients import DeletedClients, ExportedPage, ExportedState, FailedClient
+from acclimate_service.http.schemas.common import Verdict
 
 _COPIES = 3
 """Of a state that a line of it takes: its bytes, and the text of them, which is a third longer."""

@@ -14,11 +14,12 @@ from acclimate_service.clients.roster import Page
 from acclimate_service.clients.roster import Wanted as WantedClients
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
-from acclimate_service.http import schemas
 from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, Time, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
-from acclimate_service.http.schemas import Change, Client, Configured, Rollback, Verdict, Version
+from acclimate_service.http.schemas import sent
+from acclimate_service.http.schemas.clients import Client, Clients
+from acclimate_service.http.schemas.common import Change, Configured, Rollback, Verdict
 from acclimate_service.state import StaleCursor
 
 _LONGEST_CONFIGURATION = 65_536  # bytes
@@ -150,11 +151,11 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     def change(method: str, suffix: str, handler: Handler, name: str, reply: Content, **more: Any) -> None:
         add(method, suffix, handler, name, reply, **{"headers": CHANGING, **more})
 
-    timed, back = CHANGING[1:], {"body": json_of(Version), "body_required": False}
+    timed, back = CHANGING[1:], {"body": json_of(sent.Version), "body_required": False}
     put_in = {"body": bytes_of(), "headers": (*CHANGING, "If-Match")}
-    add_route(router, "GET", "/clients", handlers.list, "list_clients", "clients", json_of(schemas.Clients))
+    add_route(router, "GET", "/clients", handlers.list, "list_clients", "clients", json_of(Clients))
     add("GET", "", handlers.describe, "describe_client", json_of(Client), headers=timed)
-    change("PUT", "", handlers.configure, "configure_client", json_of(Configured), body=json_of(schemas.Wanted))
+    change("PUT", "", handlers.configure, "configure_client", json_of(Configured), body=json_of(sent.Wanted))
     add("DELETE", "", handlers.delete, "delete_client", None, headers=timed)
     change("POST", "/reset", handlers.reset, "reset_client", json_of(Change))
     change("POST", "/rollback", handlers.roll_back, "roll_client_back", json_of(Rollback), **back)

@@ -19,14 +19,8 @@ from acclimate_service.http.payload import (
     load_json,
     media_type,
 )
-from acclimate_service.http.schemas import (
-    Feedback,
-    LabelledEncodedImages,
-    LabelledForm,
-    LabelledImages,
-    LabelledRows,
-    ModelEvidence,
-)
+from acclimate_service.http.schemas.labels import Feedback, ModelEvidence
+from acclimate_service.http.schemas.sent import LabelledEncodedImages, LabelledForm, LabelledImages, LabelledRows
 
 _MOST_ROWS = 10_000
 _LONGEST_BODY = 4 * 2**20

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from acclimate_service.clients.last_images import LastImage
 from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import CHANGING, ClientId, add_route, json_of
-from acclimate_service.http.schemas import LastImages
+from acclimate_service.http.schemas.labels import LastImages
 
 _COLOURS: Final = (1, 3)
 """Numbers of channels that can be shown as a picture."""

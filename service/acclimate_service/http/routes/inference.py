@@ -23,7 +23,7 @@ from acclimate_service.http.context import Intake, RequestContext, at_once, json
 from acclimate_service.http.openapi import JSON, Content, add_route, bytes_of, json_of, ref
 from acclimate_service.http.payload import INPUT, Inference, decoding_tensor, load_json, read_inference
 from acclimate_service.http.routes.predict import batch_number
-from acclimate_service.http.schemas import (
+from acclimate_service.http.schemas.inference import (
     IndexEntry,
     InferenceReply,
     InferenceRequest,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from acclimate_service.http.context import Intake, json
 from acclimate_service.http.openapi import add_route, json_of
-from acclimate_service.http.schemas import ModelManifest
+from acclimate_service.http.schemas.served import ModelManifest
 from acclimate_store import Catalogue
 
 

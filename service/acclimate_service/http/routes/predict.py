@@ -11,15 +11,14 @@ from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, kind_of
 from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, add_route, images_of, json_of
 from acclimate_service.http.payload import decoding_labelled
-from acclimate_service.http.schemas import (
+from acclimate_service.http.schemas.common import Enrolment, Prediction
+from acclimate_service.http.schemas.sent import (
     EncodedImages,
-    Enrolment,
     ImageForm,
     Images,
     LabelledEncodedImages,
     LabelledForm,
     LabelledImages,
-    Prediction,
 )
 
 _NUMBER = re.compile(r"[0-9]{1,16}")

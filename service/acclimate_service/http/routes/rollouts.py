@@ -11,7 +11,8 @@ from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import add_route, json_of
 from acclimate_service.http.payload import load_json
-from acclimate_service.http.schemas import LoadedVersion, RepositoryRequest, Rollout, RolloutWanted, UnloadedVersions
+from acclimate_service.http.schemas.inference import LoadedVersion, RepositoryRequest, UnloadedVersions
+from acclimate_service.http.schemas.served import Rollout, RolloutWanted
 from acclimate_service.rollout import Seen, Wanted
 from acclimate_service.served import Served
 

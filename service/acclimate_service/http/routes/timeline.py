@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from acclimate_service.errors import Problem
 from acclimate_service.http.context import Intake, RequestContext, json
 from acclimate_service.http.openapi import ClientId, Time, add_route, events_of, json_of
-from acclimate_service.http.schemas import Timeline, TimelinePoint
+from acclimate_service.http.schemas.clients import Timeline, TimelinePoint
 from acclimate_service.state import StateError
 
 LONGEST_RESOLUTION_S: Final = 86_400
