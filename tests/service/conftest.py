@@ -251,6 +251,7 @@ def running(settings: Settings) -> Iterator[Replica]:
     try:
         server, replica = ready.result(timeout=60)
         yield replica
+        replica.process.draining = True  # as when it is told to end: streams end
         server.should_exit = True
     finally:
         thread.join(timeout=30)
