@@ -1,9 +1,10 @@
 """Every result of `open`, `release` and `append`."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-from journal_owner import journal_of, open_journal, owner_of
+from journal_owner import LARGE, journal_of, open_journal, owner_of
 from redis.asyncio import Redis
 
 from acclimate_service.state import Limits, StoreUnavailable
@@ -78,6 +79,26 @@ async def test_a_journal_that_outlived_its_head_is_not_continued(driver, admin: 
     await admin.delete(driver.client.head(driver.model))
     await owner_of(driver)
     assert await journal_of(driver, admin) == set()
+
+
+async def test_a_snapshot_that_the_opener_does_not_know_is_a_conflict_though_its_head_expired(
+    make_driver, admin: Redis
+):
+    """Whoever reads again knows it, and has it removed."""
+    driver = make_driver(**LARGE)
+    before = await driver.committed(state=b"1" * 500)
+    await admin.delete(driver.client.head(driver.model))
+    assert isinstance(await open_journal(driver, basis=replace(before.basis, sid="0" * 16)), Conflict)
+    assert len(await admin.keys("*:s:*")) == 1
+    assert isinstance(await open_journal(driver), Opened)
+    assert not await admin.keys("*:s:*")
+
+
+async def test_a_client_that_is_created_by_another_version_than_that_of_the_scope_says_so(driver, admin: Redis):
+    journal, (client, model) = driver.store.journal, (driver.client, driver.model)
+    basis = (await driver.load()).basis
+    assert isinstance(await journal.open(client, model, basis, "1" * 16, "{}", "2" * 16), Opened)
+    assert await admin.hget(client.head(model), "ver") == b"2" * 16
 
 
 async def test_an_append_makes_a_version_and_keeps_the_base(driver, admin: Redis):

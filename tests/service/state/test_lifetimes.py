@@ -60,11 +60,13 @@ async def test_a_read_extends_a_state_past_half_of_its_life_only(driver, admin: 
 async def test_a_read_that_names_a_snapshot_of_an_earlier_version_extends_a_state_without_one(driver, admin: Redis):
     """As a replica does that was the last to hear of a change: the state lies in the head by now."""
     await driver.committed()
-    head = driver.client.head(driver.model)
+    head, snapshot = driver.client.head(driver.model), driver.client.snapshot(driver.model, "0" * 16)
     await admin.pexpire(head, Limits().state_ttl_ms // 2 - 1)
+    await admin.hset(snapshot, "0", b"of an upload that nobody finished")
+    await admin.pexpire(snapshot, 5000)
     assert (await driver.load(sid="0" * 16)).touched
     assert await admin.pttl(head) > Limits().state_ttl_ms - 2000
-    assert not await admin.exists(driver.client.snapshot(driver.model, "0" * 16))
+    assert await admin.pttl(snapshot) <= 5000, "it is none of the state's"
 
 
 async def test_reading_a_snapshot_extends_it_first(make_driver, admin: Redis):
