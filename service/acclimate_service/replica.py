@@ -14,7 +14,7 @@ from acclimate_service.metrics import Metrics
 from acclimate_service.models import named, settings_by_model
 from acclimate_service.opening import Shared, open_shared
 from acclimate_service.replicas import Speaker, Stages
-from acclimate_service.rollout import LOOK_S, Rollout, Rollouts, Seen, Wanted
+from acclimate_service.rollout import LOOK_S, Assignment, Rollout, Rollouts, Seen
 from acclimate_service.served import Served
 from acclimate_service.service import Service
 from acclimate_service.settings import Settings, SettingsError
@@ -112,10 +112,8 @@ class Replica:
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Load all models, in the versions that are noted in Redis, or else in those that the settings name."""
-        wanted, catalogue = (
-            settings_by_model(self.settings),
-            Catalogue(self.settings.model_store, self.settings.allowed_imports),
-        )
+        wanted = settings_by_model(self.settings)
+        catalogue = Catalogue(self.settings.model_store, self.settings.allowed_imports)
         keys = [catalogue.resolve(*named(each.model, catalogue)) for each in wanted]
         for settings, key in zip(wanted, keys, strict=True):
             assert key.version is not None
@@ -200,7 +198,7 @@ class Replica:
         await self._note(served, without)
         return gone
 
-    async def answer_by(self, model: str, wanted: Wanted) -> None:
+    async def answer_by(self, model: str, wanted: Assignment) -> None:
         """Have clients answered by other versions: a share of them by the canary, all others by the default.
 
         Raises:
@@ -213,7 +211,7 @@ class Replica:
             for version in (wanted.default, *filter(None, (wanted.canary, wanted.shadow))):
                 _require_loaded(now, model, version)
                 seen.require_everywhere(model, version)
-            return now.changed_to(wanted)
+            return now.assigned(wanted)
 
         await self._note(served, change)
 

@@ -65,7 +65,7 @@ class Rollout:
         previous = "" if version == self.previous else self.previous
         return self._changed(loaded=tuple(each for each in self.loaded if each != version), previous=previous, **kept)
 
-    def changed_to(self, wanted: "Wanted") -> "Rollout":
+    def assigned(self, wanted: "Assignment") -> "Rollout":
         """The same with other versions for the clients."""
         previous = self.previous if wanted.default == self.default else self.default
         return self._changed(previous=previous, **asdict(wanted))
@@ -85,7 +85,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Assignment:
     """Which versions are to answer clients, and which is to be their shadow; members as those of `Rollout`."""
 
     default: str

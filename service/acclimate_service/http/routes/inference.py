@@ -85,11 +85,11 @@ class _Counts:
 class _Version:
     """A version of a model as the protocol describes it."""
 
-    def __init__(self, service: Service, max_images: int) -> None:
+    def __init__(self, service: Service) -> None:
         self.counts = _Counts()
         self.name, self.version = service.model["name"], service.model["version"]
         self.manifest = service.bundle.manifest
-        self.max_images = max_images
+        self.max_images = service.settings.max_images
 
     def statistics(self) -> dict[str, Any]:
         """What the route of statistics says."""
@@ -106,6 +106,104 @@ class _Version:
         }
 
 
+class InferenceRoutes:
+    """The handlers of the protocol.
+
+    Args:
+        intakes: of all models, the default one first.
+    """
+
+    def __init__(self, intakes: Sequence[Intake]) -> None:
+        self._models = {each.name: each for each in intakes}
+        self._replica = intakes[0].replica
+        self._known = WeakKeyDictionary[Service, _Version]()
+        self._server = json({"name": "acclimate", "version": self._replica.version, "extensions": _EXTENSIONS})
+
+    async def server_metadata(self) -> Response:
+        """Name and version of the service, and the extensions of the protocol that it speaks."""
+        return self._server
+
+    async def model_metadata(self, request: Request) -> Response:
+        """Input and outputs of a model."""
+        version, rollout = self._one_of(request)
+        return json(_metadata(version.manifest, rollout.loaded))
+
+    async def model_config(self, request: Request) -> Response:
+        """Input, outputs and largest batch of a model, as Triton's clients read them, and who is answered by what."""
+        return json(_config(*self._one_of(request)))
+
+    async def model_statistics(self, request: Request) -> Response:
+        """Requests for inference that this replica was sent for a model, by this protocol, version by version."""
+        intake, service = self._found(request)
+        asked = self._all_of(intake) if service is None else [self._version_of(service)]
+        return json({"model_stats": [each.statistics() for each in asked]})
+
+    async def all_statistics(self) -> Response:
+        """As of one model, of all."""
+        return json({"model_stats": [each.statistics() for of in self._models.values() for each in self._all_of(of)]})
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether requests for a model are answered."""
+        name, reason = self._found(request)[0].name, await self._replica.obstacle()
+        reply = json({"name": name, "ready": reason is None, "reason": reason}, 200 if reason is None else 503)
+        if reason is not None:
+            reply.headers["Retry-After"] = "1"
+        return reply
+
+    async def index(self, request: Request) -> Response:
+        """The versions of models that are loaded, and those that cannot be, with the reason."""
+        intakes = self._models.values()
+        context = RequestContext(next(iter(intakes)), request, None)
+        with context.admitted():
+            await context.computed(partial(_check_index, await context.body(_LONGEST_INDEX)))
+        loaded = [each for intake in intakes for each in self._all_of(intake)]
+        ready = [{"name": each.name, "version": each.version, "state": "READY"} for each in loaded]
+        return json([*ready, *(lacking for intake in intakes for lacking in _failed(intake))])
+
+    async def infer(self, request: Request) -> Response:
+        """Predict a batch: with the model of the client that `client_id` names, or with the global one."""
+        intake, version = self._found(request)
+        context = RequestContext(intake, request, None, version=version)
+        began = time.perf_counter_ns()
+        try:
+            with context.admitted():
+                reply, rows = await _infer(intake, context)
+        except BaseException:
+            self._version_of(context.service).counts.refuse(began)
+            raise
+        self._version_of(context.service).counts.answer(began, rows)
+        return reply
+
+    def _found(self, request: Request) -> tuple[Intake, Service | None]:
+        """The model of a path, and its version where the path names one; raises Problem `not_found`."""
+        name, version = request.path_params["model"], request.path_params.get("version")
+        intake = self._models.get(name)
+        service = None if intake is None or version is None else intake.served.versions.get(version)
+        if intake is None or (version is not None and service is None):
+            what = f"{name[:64]!r}" + ("" if version is None else f" of version {version[:64]!r}")
+            served = (
+                (each.name, version) for each in self._models.values() for version in sorted(each.served.versions)
+            )
+            known = ", ".join(f"{name} {version}" for name, version in served)
+            raise Problem("not_found", f"there is no model {what}; served are {known}")
+        return intake, service
+
+    def _one_of(self, request: Request) -> tuple[_Version, Rollout]:
+        intake, service = self._found(request)
+        return self._version_of(service or intake.served.default), intake.served.applied
+
+    def _all_of(self, intake: Intake) -> list[_Version]:
+        """All versions of a model, the default one first."""
+        served = intake.served
+        others = (each for each in served.versions.values() if each is not served.default)
+        return [self._version_of(each) for each in (served.default, *others)]
+
+    def _version_of(self, service: Service) -> _Version:
+        if service not in self._known:
+            self._known[service] = _Version(service)
+        return self._known[service]
+
+
 def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     """Add the routes of the protocol.
 
@@ -113,93 +211,7 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
         router: that they are added to.
         intakes: of all models, the default one first.
     """
-    replica = intakes[0].replica
-    models = {each.name: each for each in intakes}
-    described = WeakKeyDictionary[Service, _Version]()
-    server = json({"name": "acclimate", "version": replica.version, "extensions": _EXTENSIONS})
-
-    def version_of(service: Service) -> _Version:
-        if service not in described:
-            described[service] = _Version(service, service.settings.max_images)
-        return described[service]
-
-    def found(request: Request) -> tuple[Intake, Service | None]:
-        """The model of a path, and its version where the path names one."""
-        name, version = request.path_params["model"], request.path_params.get("version")
-        intake = models.get(name)
-        service = None if intake is None or version is None else intake.served.versions.get(version)
-        if intake is None or (version is not None and service is None):
-            what = f"{name[:64]!r}" + ("" if version is None else f" of version {version[:64]!r}")
-            known = ", ".join(f"{each.name} {version}" for each in intakes for version in sorted(each.served.versions))
-            raise Problem("not_found", f"there is no model {what}; served are {known}")
-        return intake, service
-
-    def one_of(request: Request) -> tuple[_Version, Rollout]:
-        intake, service = found(request)
-        return version_of(service or intake.served.default), intake.served.applied
-
-    def all_of(intake: Intake) -> list[_Version]:
-        """All versions of a model, the default one first."""
-        served = intake.served
-        first = [served.default, *(each for each in served.versions.values() if each is not served.default)]
-        return [version_of(each) for each in first]
-
-    async def server_metadata() -> Response:
-        """Name and version of the service, and the extensions of the protocol that it speaks."""
-        return server
-
-    async def model_metadata(request: Request) -> Response:
-        """Input and outputs of a model."""
-        version, rollout = one_of(request)
-        return json(_metadata(version.manifest, rollout.loaded))
-
-    async def model_config(request: Request) -> Response:
-        """Input, outputs and largest batch of a model, as Triton's clients read them, and who is answered by what."""
-        return json(_config(*one_of(request)))
-
-    async def model_statistics(request: Request) -> Response:
-        """Requests for inference that this replica was sent for a model, by this protocol, version by version."""
-        intake, service = found(request)
-        asked = all_of(intake) if service is None else [version_of(service)]
-        return json({"model_stats": [each.statistics() for each in asked]})
-
-    async def all_statistics() -> Response:
-        """As of one model, of all."""
-        return json({"model_stats": [each.statistics() for intake in intakes for each in all_of(intake)]})
-
-    async def model_ready(request: Request) -> Response:
-        """Whether requests for a model are answered."""
-        name, reason = found(request)[0].name, await replica.obstacle()
-        reply = json({"name": name, "ready": reason is None, "reason": reason}, 200 if reason is None else 503)
-        if reason is not None:
-            reply.headers["Retry-After"] = "1"
-        return reply
-
-    async def index(request: Request) -> Response:
-        """The versions of models that are loaded, and those that cannot be, with the reason."""
-        context = RequestContext(intakes[0], request, None)
-        with context.admitted():
-            await context.computed(partial(_check_index, await context.body(_LONGEST_INDEX)))
-        ready = [
-            {"name": each.name, "version": each.version, "state": "READY"}
-            for intake in intakes
-            for each in all_of(intake)
-        ]
-        return json([*ready, *(lacking for intake in intakes for lacking in _failed(intake))])
-
-    async def infer(request: Request) -> Response:
-        """Predict a batch: with the model of the client that `client_id` names, or with the global one."""
-        intake, version = found(request)
-        context = RequestContext(intake, request, None, version=version)
-        began = time.perf_counter_ns()
-        try:
-            with context.admitted():
-                reply, rows = await _infer(intake, context)
-        except BaseException:
-            version_of(context.service).counts.refuse(began)
-            raise
-        version_of(context.service).counts.answer(began, rows)
-        return reply
+    handlers = InferenceRoutes(intakes)
 
     def add(
         path: str, name: str, handler: Callable[..., Any], reply: Content, method: str = "GET", **more: Any
@@ -209,18 +221,27 @@ def add_routes(router: APIRouter, intakes: Sequence[Intake]) -> None:
     tensors = {**json_of(InferenceReply), **bytes_of()}
     asked = {**json_of(InferenceRequest), **bytes_of()}
     headers = ("X-Request-Timeout-Ms", "X-Batch-Number", _HEADER)
-    add("", "describe_server", server_metadata, json_of(Server))
-    add("/models/stats", "count_inferences", all_statistics, json_of(Statistics))
+    add("", "describe_server", handlers.server_metadata, json_of(Server))
+    add("/models/stats", "count_inferences", handlers.all_statistics, json_of(Statistics))
     entries = {JSON: {"schema": {"type": "array", "items": ref(IndexEntry)}}}
-    add("/repository/index", "list_repository", index, entries, "POST")
+    add("/repository/index", "list_repository", handlers.index, entries, "POST")
     anything, ready = {JSON: {"schema": {"type": "object"}}}, json_of(ModelReady)
     one = ("/models/{model}", "model", ("model",))
     for path, of, names in (one, ("/models/{model}/versions/{version}", "version", ("model", "version"))):
-        add(path, f"describe_{of}", model_metadata, json_of(ModelMetadata), names=names)
-        add(f"{path}/config", f"configuration_of_{of}", model_config, anything, names=names)
-        add(f"{path}/stats", f"count_inferences_of_{of}", model_statistics, json_of(Statistics), names=names)
-        add(f"{path}/ready", f"is_{of}_ready", model_ready, ready, unavailable=ready, names=names)
-        add(f"{path}/infer", f"infer_with_{of}", infer, tensors, "POST", body=asked, headers=headers, names=names)
+        add(path, f"describe_{of}", handlers.model_metadata, json_of(ModelMetadata), names=names)
+        add(f"{path}/config", f"configuration_of_{of}", handlers.model_config, anything, names=names)
+        add(f"{path}/stats", f"count_inferences_of_{of}", handlers.model_statistics, json_of(Statistics), names=names)
+        add(f"{path}/ready", f"is_{of}_ready", handlers.model_ready, ready, unavailable=ready, names=names)
+        add(
+            f"{path}/infer",
+            f"infer_with_{of}",
+            handlers.infer,
+            tensors,
+            "POST",
+            body=asked,
+            headers=headers,
+            names=names,
+        )
     for path, reason in _LACKING.items():
         router.add_api_route(f"/v2{path}", _lacking(reason), methods=["GET", "POST"], include_in_schema=False)
 

@@ -13,7 +13,7 @@ from acclimate_service.http.openapi import add_route, json_of
 from acclimate_service.http.payload import load_json
 from acclimate_service.http.schemas.inference import LoadedVersion, RepositoryRequest, UnloadedVersions
 from acclimate_service.http.schemas.served import Rollout, RolloutWanted
-from acclimate_service.rollout import Seen, Wanted
+from acclimate_service.rollout import Assignment, Seen
 from acclimate_service.served import Served
 
 _LONGEST: Final = 4096
@@ -66,7 +66,7 @@ def add_of_model(router: APIRouter, intake: Intake) -> None:
         """
         context = RequestContext(intake, request, None, keyed=False)
         with context.admitted():
-            wanted = await context.computed(partial(_read_wanted, await context.body(_LONGEST)))
+            wanted = await context.computed(partial(_read_assignment, await context.body(_LONGEST)))
         await replica.answer_by(served.name, wanted)
         return json(_described(served, await replica.seen()))
 
@@ -119,7 +119,7 @@ def _version(served: Served, version: str, share: float) -> dict[str, Any]:
     return {"version": version, "share": share, "clients_in_memory": len(service.sessions) if service else 0}
 
 
-def _read_wanted(body: bytes) -> Wanted:
+def _read_assignment(body: bytes) -> Assignment:
     """Who is to answer, and who is to be shown what was answered.
 
     Raises:
@@ -138,7 +138,7 @@ def _read_wanted(body: bytes) -> Wanted:
             raise Problem("invalid_request", f"version {version[:64]} is the default already, so it is no {name}")
     if shadow[0] and shadow[0] == canary[0]:
         raise Problem("invalid_request", f"version {shadow[0][:64]} is the canary, so it is no shadow")
-    return Wanted(found["default"], *canary, *shadow)
+    return Assignment(found["default"], *canary, *shadow)
 
 
 def _read_part(found: Mapping[str, Any], name: str, of_what: str) -> tuple[str, float]:
