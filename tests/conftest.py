@@ -44,6 +44,12 @@ def module() -> Callable[[str], ModuleType]:
     return find
 
 
+@pytest.fixture(scope="session")
+def expect(module):
+    """Assertions about what is drawn on a page: each waits until it holds, and fails after some seconds."""
+    return module("playwright.sync_api").expect
+
+
 @pytest.fixture(scope="module")
 def browser(program: Callable[[str], str], module: Callable[[str], ModuleType]) -> Iterator[Any]:
     """Headless Chromium, by Playwright."""

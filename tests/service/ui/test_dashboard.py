@@ -17,7 +17,7 @@ BUNDLE = ROOT / "model_store" / "bundles" / "fashion-cnn" / "1"
 PICTURES = ROOT / "docs" / "images"
 
 
-def test_the_fleet_shows_what_the_interface_lists(page, fleet, opened, row):
+def test_the_fleet_shows_what_the_interface_lists(page, fleet, opened, row, expect):
     replica, client = fleet
     opened(page, replica)
     for listed in client.clients().clients:
@@ -28,29 +28,29 @@ def test_the_fleet_shows_what_the_interface_lists(page, fleet, opened, row):
         assert f"\t{listed.version}\t" in said
         if listed.gain is not None:
             assert f"{100 * listed.gain:.1f}" in said
-    assert "✕ harmful" in row(page, "harmed").inner_text()
+    expect(row(page, "harmed")).to_contain_text("✕ harmful", use_inner_text=True)
 
 
-def test_the_fleet_is_live_searched_filtered_sorted_and_linked_to(page, fleet, opened, row):
+def test_the_fleet_is_live_searched_filtered_sorted_and_linked_to(page, fleet, opened, row, expect):
     replica, client = fleet
     opened(page, replica)
     client.predict("newcomer", load_streams(STREAMS)[0].images[:20])
     row(page, "newcomer").wait_for()
     page.get_by_label("Verdict").select_option("harmful")
-    assert page.locator("tbody a").all_inner_texts() == ["harmed"]
+    expect(page.locator("tbody a")).to_have_text(["harmed"], use_inner_text=True)
     page.get_by_label("Verdict").select_option("")
     page.get_by_label("Search").fill("p")
-    assert page.locator("tbody a").all_inner_texts() == ["paused", "prior"]
+    expect(page.locator("tbody a")).to_have_text(["paused", "prior"], use_inner_text=True)
     page.get_by_role("button", name="Client").click()
-    assert page.locator("tbody a").all_inner_texts() == ["prior", "paused"]
+    expect(page.locator("tbody a")).to_have_text(["prior", "paused"], use_inner_text=True)
     again = page.url
     page.goto("about:blank")
     page.goto(again)
     page.wait_for_selector("tbody a")
-    assert page.locator("tbody a").all_inner_texts() == ["prior", "paused"]
+    expect(page.locator("tbody a")).to_have_text(["prior", "paused"], use_inner_text=True)
 
 
-def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet, opened):
+def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet, opened, expect):
     replica, client = fleet
     opened(page, replica, "clients/prior")
     page.wait_for_selector("canvas")
@@ -60,14 +60,14 @@ def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet, opene
     newest = timeline.points[-1]
     cells = page.locator("details[open] tbody tr").first.locator("td").all_inner_texts()
     assert cells[:3] == [str(newest.version), "1", f"{newest.signals['entropy']:.3g}"]
-    assert page.locator("details[open] tbody tr").count() == len(timeline.points)
-    assert "configured" in page.locator("details[open]").inner_text()
+    expect(page.locator("details[open] tbody tr")).to_have_count(len(timeline.points))
+    expect(page.locator("details[open]")).to_contain_text("configured", use_inner_text=True)
     for name, trained, share in zip(timeline.classes, timeline.training_prior, newest.prior, strict=True):
         said = page.locator(".prior tr", has=page.locator(f"th:text-is('{name}')")).inner_text()
         assert f"{100 * trained:.1f} %" in said
         assert f"{100 * share:.1f} %" in said
     measured = [point for point in timeline.points if point.modules][-1]
-    assert page.locator(".heat tbody th").all_inner_texts() == list(measured.modules)
+    expect(page.locator(".heat tbody th")).to_have_text(list(measured.modules), use_inner_text=True)
     opened(page, replica, "clients/harmed")
     evidence = client.get("harmed").guard.evidence
     said = page.locator("section", has=page.locator("h2:text-is('Labels')")).inner_text()
@@ -75,7 +75,7 @@ def test_a_client_shows_its_timeline_labels_prior_and_modules(page, fleet, opene
     assert f"{100 * evidence.adapted.low:.1f} % to {100 * evidence.adapted.high:.1f} %" in said
 
 
-def test_a_batch_is_seen_as_it_comes(page, fleet, opened):
+def test_a_batch_is_seen_as_it_comes(page, fleet, opened, expect):
     replica, client = fleet
     opened(page, replica, "clients/well")
     page.locator("summary", has_text="Entropy").click()
@@ -83,7 +83,7 @@ def test_a_batch_is_seen_as_it_comes(page, fleet, opened):
     before = page.locator("details[open] tbody tr").count()
     version = client.predict("well", load_streams(STREAMS)[1].images[:20]).state.version
     page.locator(f"details[open] tbody td:text-is('{version}')").wait_for()
-    assert page.locator("details[open] tbody tr").count() == before + 1
+    expect(page.locator("details[open] tbody tr")).to_have_count(before + 1)
 
 
 def test_every_action_asks_first_and_works(page, fleet, opened, act):
@@ -127,7 +127,7 @@ def test_a_client_is_rolled_back_to_the_version_chosen(page, fleet, opened, act)
     assert client.timeline("old").points[-1].events == {"rollback": 1}
 
 
-def test_what_is_refused_is_said_where_it_was_asked(page, fleet, opened):
+def test_what_is_refused_is_said_where_it_was_asked(page, fleet, opened, expect):
     replica, _ = fleet
     opened(page, replica, "clients/prior")
     page.get_by_role("button", name="Configure", exact=True).click()
@@ -135,10 +135,10 @@ def test_what_is_refused_is_said_where_it_was_asked(page, fleet, opened):
     dialog.get_by_label("Adapter").select_option("tent")
     dialog.get_by_label("Hyper-parameters").fill('{"lr": "fast"}')
     dialog.get_by_role("button", name="Configure", exact=True).click()
-    assert "lr" in dialog.get_by_role("alert").inner_text()
+    expect(dialog.get_by_role("alert")).to_contain_text("lr", use_inner_text=True)
 
 
-def test_a_model_shows_its_manifest_its_rates_and_what_labels_say(page, fleet, opened):
+def test_a_model_shows_its_manifest_its_rates_and_what_labels_say(page, fleet, opened, expect):
     replica, client = fleet
     opened(page, replica, "models")
     page.wait_for_selector("text=Adaptation rates")
@@ -146,10 +146,10 @@ def test_a_model_shows_its_manifest_its_rates_and_what_labels_say(page, fleet, o
     said = page.locator("main").inner_text()
     assert all(each in said for each in (model.name, model.version, *model.classes))
     (entry,) = [each for each in client.evidence(model.name).adapters if each.adapter == "tent"]
-    assert str(entry.evidence.losses) in page.locator("tr", has_text="tent").inner_text()
+    expect(page.locator("tr", has_text="tent")).to_contain_text(str(entry.evidence.losses), use_inner_text=True)
     told = replica.http.get(f"/models/{model.name}/manifest").json()
     rates = page.get_by_role("region", name="Adaptation rates")
-    assert rates.locator("tbody th").all_inner_texts() == list(told["rates"])
+    expect(rates.locator("tbody th")).to_have_text(list(told["rates"]), use_inner_text=True)
     shown = [float(text) for text in rates.locator("tbody td").all_inner_texts()]
     assert shown == pytest.approx(list(told["rates"].values()), rel=6e-3)
     judged = page.get_by_role("region", name="Shown before deployment").inner_text()
@@ -162,7 +162,7 @@ def test_a_model_shows_its_manifest_its_rates_and_what_labels_say(page, fleet, o
     assert versions == [f"{each['version']}\t100.0 % of the clients, default" for each in told["versions"]]
 
 
-def test_health_shows_what_the_replica_says_of_itself_and_its_redis(page, fleet, opened, wait_until):
+def test_health_shows_what_the_replica_says_of_itself_and_its_redis(page, fleet, opened, wait_until, expect):
     replica, _ = fleet
     wait_until(lambda: replica.http.get("/replicas").json()["replicas"][0]["stages"].get("answer", {}).get("number"))
     opened(page, replica, "health")
@@ -171,7 +171,7 @@ def test_health_shows_what_the_replica_says_of_itself_and_its_redis(page, fleet,
     told = replica.http.get("/replicas").json()
     (said,) = told["replicas"]
     table = page.get_by_role("region", name="Replicas")
-    assert table.locator("thead th").all_inner_texts() == ["What", said["name"]]
+    expect(table.locator("thead th")).to_have_text(["What", said["name"]], use_inner_text=True)
     shown = dict(each.locator("th, td").all_inner_texts() for each in table.locator("tbody tr").all())
     wanted = {
         "State": "✓ ready",
@@ -196,7 +196,7 @@ def test_health_shows_what_the_replica_says_of_itself_and_its_redis(page, fleet,
     assert "noeviction" in facts
 
 
-def test_of_several_models_the_one_that_is_chosen_is_shown(page, make_replica, tmp_path, opened, row, act):
+def test_of_several_models_the_one_that_is_chosen_is_shown(page, make_replica, tmp_path, opened, row, act, expect):
     for name in ("one", "two"):
         folder = shutil.copytree(BUNDLE, tmp_path / "store" / name / "1")
         manifest = (folder / "manifest.json").read_text()
@@ -210,7 +210,7 @@ def test_of_several_models_the_one_that_is_chosen_is_shown(page, make_replica, t
     row(page, "first").wait_for()
     page.get_by_label("Model").select_option("two")
     row(page, "second").wait_for()
-    assert page.locator("tbody a").all_inner_texts() == ["second"]
+    expect(page.locator("tbody a")).to_have_text(["second"], use_inner_text=True)
     page.locator("a:text-is('second')").click()
     page.locator("dd", has_text="two 1").wait_for()
     assert page.url.endswith("#/clients/second?model=two")

@@ -39,15 +39,15 @@ def label(page, request_id, row, name):
     page.get_by_text(f"Label of image {row}: counted as {name}.").wait_for()
 
 
-def test_what_is_asked_is_labelled_without_pictures_and_counts(page, asked, opened, axe):
+def test_what_is_asked_is_labelled_without_pictures_and_counts(page, asked, opened, axe, expect):
     replica, questions, _ = asked()
     opened(page, replica, "clients/cam")
     open_questions = page.get_by_role("region", name="Open questions").locator("tbody tr")
     open_questions.first.wait_for()
     shown = [each.locator("th, td").all_inner_texts()[:2] for each in open_questions.all()]
     assert shown == [[request_id, str(row)] for request_id, row in questions]
-    assert page.locator("img").count() == 0
-    assert "ACCLIMATE_KEEP_IMAGES_BYTES" in page.locator("main").inner_text()
+    expect(page.locator("img")).to_have_count(0)
+    expect(page.locator("main")).to_contain_text("ACCLIMATE_KEEP_IMAGES_BYTES", use_inner_text=True)
     label(page, *questions[0], "Coat")
     page.get_by_text("after 1 labels").wait_for()
     open_questions.nth(len(questions) - 1).wait_for(state="detached")
@@ -58,18 +58,18 @@ def test_what_is_asked_is_labelled_without_pictures_and_counts(page, asked, open
     assert axe(page) == []
 
 
-def test_pictures_are_those_of_the_client_and_tell_their_class_once_it_is_known(page, asked, opened, axe):
+def test_pictures_are_those_of_the_client_and_tell_their_class_once_it_is_known(page, asked, opened, axe, expect):
     replica, questions, images = asked(keep_images_bytes=2**20)
     opened(page, replica, "clients/cam")
     page.locator(".image.asked").first.wait_for()
-    assert page.locator(".image.asked").count() == len(questions)
+    expect(page.locator(".image.asked")).to_have_count(len(questions))
     page.get_by_role("button", name="All 40 images").click()
-    assert page.locator(".image").count() == 40
+    expect(page.locator(".image")).to_have_count(40)
     found = {_pixels(each.get_attribute("src")).tobytes() for each in page.locator(".image img").all()}
     assert found == {image.tobytes() for image in images}
     request_id, row = questions[-1]
     page.get_by_role("button", name=f"Label image {row} of request {request_id}").click()
-    assert page.get_by_role("dialog").locator("img").count() == 1
+    expect(page.get_by_role("dialog").locator("img")).to_have_count(1)
     assert axe(page) == []
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
