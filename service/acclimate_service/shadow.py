@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from acclimate_service.clients.engine import Batch, Engine
-from acclimate_service.clients.requests import Caller, Reply
+from acclimate_service.clients.requests import BACKGROUND_PATIENCE_S, Caller, Reply, never_gone
 from acclimate_service.compute.steps import StepParameters
 from acclimate_service.errors import Problem
 from acclimate_service.metrics import Metrics
@@ -13,7 +13,6 @@ from acclimate_service.state import Tasks
 MOST_WAITING: Final = 8
 """Batches that a shadow is at or has before it; those that come beyond are not shown to it."""
 RESULTS: Final = ("agreed", "differed", "failed", "left_out")
-_PATIENCE_S: Final = 60.0
 
 
 class Shadow:
@@ -48,7 +47,7 @@ class Shadow:
 
     async def _compare(self, batch: Batch, reply: Reply) -> None:
         try:
-            caller = Caller(deadline=time.monotonic() + _PATIENCE_S, gone=_never)
+            caller = Caller(deadline=time.monotonic() + BACKGROUND_PATIENCE_S, gone=never_gone)
             other = await self._engine.predict_frozen(batch.images, StepParameters(), caller)
         except Exception as error:
             late = isinstance(error, Problem) and error.code == "deadline_exceeded"
@@ -63,8 +62,3 @@ class Shadow:
 
     def _done(self, _: object) -> None:
         self._waiting -= 1
-
-
-async def _never() -> bool:
-    """No caller waits for it."""
-    return False

@@ -15,6 +15,8 @@ from acclimate_service.compute.steps import GUARDED
 from acclimate_service.errors import CommittedField, Problem
 from acclimate_service.state import Applied, ClientScope, Description, Looked, StateStore
 
+BACKGROUND_PATIENCE_S: Final = 60.0
+"""Longest wait for its turn of a request that no caller sent."""
 _TAG: Final = re.compile(r'"v(\d{1,15})"')
 _UNAVAILABLE: Final[Mapping[str, Any]] = {"predictions": [], "signals": {}}
 """Stands for the answer of an applied batch that is no longer stored."""
@@ -101,6 +103,11 @@ class Reply:
         """What the answer says."""
         members: Mapping[str, Any] = orjson.loads(self.answer)
         return members
+
+
+async def never_gone() -> bool:
+    """Of a request that no caller sent: nobody hangs up."""
+    return False
 
 
 def too_late(replay_s: float | None = None, committed: CommittedField = False) -> Problem:

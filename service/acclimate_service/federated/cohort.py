@@ -24,7 +24,7 @@ from torch import Tensor
 from acclimate_adapters import AcclimateError, FrozenModel
 from acclimate_adapters.methods.fed_ade.client import FedAde
 from acclimate_adapters.methods.fed_ade.rounds import Update, aggregate, finish, initial_shared, local_update
-from acclimate_service.clients.requests import ClientRequest
+from acclimate_service.clients.requests import BACKGROUND_PATIENCE_S, ClientRequest, never_gone
 from acclimate_service.clients.sessions import Sessions, Turn
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.compute.client_state import ClientState
@@ -48,8 +48,6 @@ from acclimate_service.state import (
     random_rid,
 )
 
-_PATIENCE_S = 60.0
-"""Longest wait for a client whose batches are being answered."""
 _KEPT = 256
 """Configurations of which it is remembered whether they take part."""
 _log = logging.getLogger(__name__)
@@ -235,8 +233,13 @@ class Rounds:
     def _request(self, client: str, key: str | None = None) -> ClientRequest:
         scope = ClientScope(client, self._tenant)
         rid = random_rid() if key is None else scope.rid(key)
-        deadline = time.monotonic() + _PATIENCE_S
-        return ClientRequest(client=scope, rid=rid, fingerprint="round", deadline=deadline, gone=_never)
+        return ClientRequest(
+            client=scope,
+            rid=rid,
+            fingerprint="round",
+            deadline=time.monotonic() + BACKGROUND_PATIENCE_S,
+            gone=never_gone,
+        )
 
     def _member(self, present: Present[ClientState]) -> FedAde:
         """The adapter of a client that takes part: it is there, is not paused, and has a batch to adapt to."""
@@ -271,8 +274,3 @@ class Rounds:
             await asyncio.sleep(self._cohorts.renew_s)
             with suppress(StateError):
                 await self._cohorts.lease(holder)
-
-
-async def _never() -> bool:
-    """No caller can hang up."""
-    return False

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 from numpy.typing import NDArray
 
-from acclimate_service.clients.requests import ClientRequest
+from acclimate_service.clients.requests import BACKGROUND_PATIENCE_S, ClientRequest, never_gone
 from acclimate_service.clients.sessions import Sessions
 from acclimate_service.compute.steps import StepParameters, image_batch
 from acclimate_service.errors import Problem
@@ -25,7 +25,6 @@ from acclimate_service.guard.fleet import Fleet
 from acclimate_service.metrics import Background
 from acclimate_service.state import Batch, ClientDeleted, Contended, RequestRunning, Tasks
 
-_PATIENCE_S: Final = 60.0
 _MOST_WAITING: Final = 32
 _GIVEN_UP: Final = (ClientDeleted, Contended, Problem, RequestRunning)
 _log = logging.getLogger(__name__)
@@ -143,9 +142,4 @@ class Challengers:
 def _derived(request: ClientRequest, configuration: str) -> ClientRequest:
     """The same request for a challenger, in the background, under an id of its own."""
     rid = hashlib.sha256(f"{request.rid}\0{configuration}".encode()).hexdigest()[: len(request.rid)]
-    return replace(request, rid=rid, deadline=time.monotonic() + _PATIENCE_S, gone=_never, number=0)
-
-
-async def _never() -> bool:
-    """No caller waits for it."""
-    return False
+    return replace(request, rid=rid, deadline=time.monotonic() + BACKGROUND_PATIENCE_S, gone=never_gone, number=0)
