@@ -179,7 +179,7 @@ def reset(client_id: str, *, idempotency_key: str | None) -> Call[ResetResult]:
     """Returns the call that puts a client back to the global model."""
     path = f"{_checks.client_path(client_id)}/reset"
     key = _checks.key(idempotency_key)
-    read = partial(_replies.read_reset, idempotency_key=key)
+    read = partial(_replies.read_change, kind=ResetResult, idempotency_key=key)
     return Call("POST", path, read, idempotency_key=key, writes=True)
 
 
@@ -189,7 +189,7 @@ def rollback(client_id: str, version: int | None, *, idempotency_key: str | None
     key = _checks.key(idempotency_key)
     content = None if version is None else json.dumps({"version": _checks.version(version)}).encode()
     headers = {} if content is None else {"Content-Type": "application/json"}
-    read = partial(_replies.read_rolled_back, idempotency_key=key)
+    read = partial(_replies.read_change, kind=RollbackResult, idempotency_key=key)
     return Call("POST", path, read, headers, content=content, idempotency_key=key, writes=True)
 
 
@@ -209,7 +209,7 @@ def _configured(client_id: str, wanted: Mapping[str, Any], idempotency_key: str 
     path = _checks.client_path(client_id)
     key = _checks.key(idempotency_key)
     content = json.dumps(wanted, allow_nan=False).encode()
-    read = partial(_replies.read_configured, idempotency_key=key)
+    read = partial(_replies.read_change, kind=ConfigureResult, idempotency_key=key)
     headers = {"Content-Type": "application/json"}
     return Call("PUT", path, read, headers, content=content, idempotency_key=key, writes=True)
 
@@ -217,7 +217,7 @@ def _configured(client_id: str, wanted: Mapping[str, Any], idempotency_key: str 
 def enroll(client_id: str, images: Images, labels: Labels, **sending: Unpack[Sending]) -> Call[EnrolResult]:
     """Returns the call that enrols a client with labelled images; see `Client.enroll`."""
     path = f"{_checks.client_path(client_id)}/enroll"
-    return _labelled(path, _replies.read_enrolled, images, labels, **sending)
+    return _labelled(path, partial(_replies.read_change, kind=EnrolResult), images, labels, **sending)
 
 
 def feedback(
@@ -263,7 +263,7 @@ def import_state(
     """Returns the call that replaces a client's state; see `Client.import_state`."""
     path = f"{_checks.client_path(client_id)}/state"
     key = _checks.key(idempotency_key)
-    read = partial(_replies.read_imported, idempotency_key=key)
+    read = partial(_replies.read_change, kind=ImportResult, idempotency_key=key)
     condition = {} if replaces is None else {"If-Match": f'"v{operator.index(replaces)}"'}
     headers = {"Content-Type": "application/octet-stream", **condition}
     return Call("PUT", path, read, headers, content=bytes(data), idempotency_key=key, writes=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import acclimate_client
-from acclimate_client import AsyncClient, Client, ModelRef, StateInfo, StoredState, Timeout
+from acclimate_client import AsyncClient, Client, LabelledRow, ModelRef, StateInfo, StoredState, Timeout
 from acclimate_client.errors import ProblemError, UnexpectedReplyError
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
@@ -147,6 +147,36 @@ def test_a_probe_of_another_kind_of_server_is_an_error_and_not_false(client, ser
         client.live()
     with pytest.raises(UnexpectedReplyError):
         client.ready()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.predict("cam-7", IMAGES),
+        lambda client: client.rollback("cam-7"),
+        lambda client: client.feedback("cam-7", [LabelledRow("r-1", 0, 1)]),
+        lambda client: client.get("cam-7"),
+        lambda client: client.clients(),
+        lambda client: client.timeline("cam-7"),
+        lambda client: client.models(),
+    ],
+    ids=["predict", "rollback", "feedback", "get", "clients", "timeline", "models"],
+)
+@pytest.mark.parametrize("document", [[], 7, "text"])
+def test_json_that_is_no_object_is_an_unexpected_reply(client, server, play, call, document):
+    server.play(play.reply(body=document))
+    with pytest.raises(UnexpectedReplyError, match="does not answer like an Acclimate server"):
+        call(client)
+
+
+def test_a_member_that_is_missing_or_of_another_type_is_named(client, server, play):
+    server.play(play.reply(body={"model": {"name": "m"}, "deleted": [], "failed": [], "next": None}))
+    server.play(play.reply(body={"deleted": [], "failed": []}), play.reply(body={"deleted": ["a", 7], "failed": []}))
+    assert client.delete_clients(everyone=True).deleted == ()  # what the result has no place for is not looked at
+    with pytest.raises(UnexpectedReplyError, match="no member 'next'"):
+        client.delete_clients(everyone=True)
+    with pytest.raises(UnexpectedReplyError, match="expected str, found 7"):
+        client.delete_clients(everyone=True)
 
 
 def test_a_path_prefix_of_the_base_url_is_kept(connect, server, play):
