@@ -27,7 +27,8 @@ from acclimate_service.state import (
     random_rid,
 )
 from acclimate_service.state.journal import Appended, Flipped, Opened
-from acclimate_service.state.records import Attempt, Basis, Committed, Snapshot
+from acclimate_service.state.outcomes import Attempt, Committed
+from acclimate_service.state.records import Basis, Snapshot
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.redis.wire import Argument
 

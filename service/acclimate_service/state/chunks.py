@@ -3,7 +3,8 @@
 import asyncio
 
 from acclimate_service.state.limits import Limits
-from acclimate_service.state.records import Conflict, Gone, Snapshot, chunk_refusal
+from acclimate_service.state.outcomes import Conflict, Gone, Reply
+from acclimate_service.state.records import Snapshot, head_of
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import CHUNK
 from acclimate_service.state.redis.wire import Wire
@@ -42,7 +43,7 @@ class Chunks:
                 await asyncio.sleep(gap_ms / 1000)
             chunk = blob[index * size : (index + 1) * size]  # one at a time: all at once would hold up the event loop
             args = (life, snapshot.sid, index, chunk, self._limits.upload_ttl_ms, model)
-            refusal = chunk_refusal(await self._wire.run(CHUNK, keys, args))
+            refusal = _refusal(await self._wire.run(CHUNK, keys, args))
             if refusal is not None:
                 return refusal
         return snapshot
@@ -58,3 +59,14 @@ class Chunks:
                 return None
             chunks += present
         return chunks
+
+
+def _refusal(reply: Reply) -> Conflict | Gone | None:
+    """The reply of `chunk`; None: accepted."""
+    match reply.rows:
+        case [b"OK"]:
+            return None
+        case [b"CONFLICT", life, head]:
+            return Conflict(life.decode(), head_of(head))
+        case _:
+            return Gone()

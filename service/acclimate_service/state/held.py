@@ -23,8 +23,9 @@ from acclimate_service.state.contract import (
 )
 from acclimate_service.state.journal import Fenced, Flipped, Stale
 from acclimate_service.state.limits import Limits
+from acclimate_service.state.outcomes import Conflict, Gone
 from acclimate_service.state.places import Places
-from acclimate_service.state.records import NO_NOTE, Basis, Conflict, Gone, Note
+from acclimate_service.state.records import NO_NOTE, Basis, Note
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.replay_queue import ReplayQueue
 from acclimate_service.state.store import StateStore

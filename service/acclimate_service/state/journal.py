@@ -11,21 +11,8 @@ from acclimate_service.state.chunks import Chunks
 from acclimate_service.state.encoding import Batch, Entry, Sealed, encode_entry, hashing, seal
 from acclimate_service.state.errors import Effect, StateCorrupt
 from acclimate_service.state.limits import Limits
-from acclimate_service.state.records import (
-    NO_NOTE,
-    Attempt,
-    Basis,
-    Conflict,
-    Gone,
-    Head,
-    Incomplete,
-    Note,
-    Refused,
-    Reply,
-    Snapshot,
-    change_refusal,
-    head_of,
-)
+from acclimate_service.state.outcomes import Attempt, Conflict, Gone, Incomplete, Refused, Reply, change_refusal
+from acclimate_service.state.records import NO_NOTE, Basis, Head, Note, Snapshot, head_of
 from acclimate_service.state.redis.announcements import HAND_OVER
 from acclimate_service.state.redis.keys import ClientScope, new_id
 from acclimate_service.state.redis.scripts import ANSWER, APPEND, FLIP, OPEN, RELEASE, UNDO

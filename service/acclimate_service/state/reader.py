@@ -13,7 +13,8 @@ from acclimate_service.state.encoding import Batch, event
 from acclimate_service.state.errors import KEPT_CHANGING, Contended, StateError, VersionUnknown
 from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter, Track
 from acclimate_service.state.journal import Busy, Opened
-from acclimate_service.state.records import Basis, Committed, Head, Loaded
+from acclimate_service.state.outcomes import Committed, Loaded
+from acclimate_service.state.records import Basis, Head
 from acclimate_service.state.redis.wire import DEADLINE
 from acclimate_service.state.replay import Replay
 from acclimate_service.state.tasks import Tasks, Watch

@@ -16,8 +16,9 @@ from acclimate_service.state.errors import (
 )
 from acclimate_service.state.held import Context
 from acclimate_service.state.journal import Answered
+from acclimate_service.state.outcomes import Gone, Loaded, Mismatch, Repeat, Used
 from acclimate_service.state.reader import Reader
-from acclimate_service.state.records import Gone, Head, Loaded, Mismatch, Repeat, Used
+from acclimate_service.state.records import Head
 
 
 class Repeats(Generic[S]):

@@ -10,7 +10,8 @@ from acclimate_service.state.encoding import decode_entry, hashing
 from acclimate_service.state.entries import Listed, Written
 from acclimate_service.state.errors import StateCorrupt, StateUnreadable
 from acclimate_service.state.held import Context, Held, Owed, Snapshotter, Track
-from acclimate_service.state.records import Head, Moved
+from acclimate_service.state.outcomes import Moved
+from acclimate_service.state.records import Head
 
 
 class Replay(Generic[S]):

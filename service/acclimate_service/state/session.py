@@ -35,20 +35,20 @@ from acclimate_service.state.errors import (
     StateError,
 )
 from acclimate_service.state.held import Context, Held, Memory, Snapshotter
-from acclimate_service.state.reader import Reader
-from acclimate_service.state.records import (
+from acclimate_service.state.outcomes import (
     Absent,
     Attempt,
     Committed,
     Conflict,
     Gone,
-    Head,
     Incomplete,
     Loaded,
     Mismatch,
     Repeat,
     Used,
 )
+from acclimate_service.state.reader import Reader
+from acclimate_service.state.records import Head
 from acclimate_service.state.repeats import Repeats, refusal, stored
 from acclimate_service.state.tasks import Tasks
 from acclimate_service.state.writer import Changing, WriteOutcome, Writer

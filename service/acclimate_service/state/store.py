@@ -13,31 +13,33 @@ from acclimate_service.state.errors import Doubt, StateCorrupt
 from acclimate_service.state.footprint import footprint
 from acclimate_service.state.journal import Journal
 from acclimate_service.state.limits import Limits
-from acclimate_service.state.records import (
-    NO_NOTE,
+from acclimate_service.state.outcomes import (
     Absent,
     Attempt,
-    Basis,
     CommitOutcome,
     Conflict,
     Deleted,
     DeleteOutcome,
-    Description,
     Gone,
-    Head,
-    Kept,
     Loaded,
     Moved,
-    Note,
     ReadOutcome,
     Reply,
     ResetOutcome,
-    Restored,
     commit_outcome,
-    description,
-    kept_of,
     loaded,
     reset_outcome,
+)
+from acclimate_service.state.records import (
+    NO_NOTE,
+    Basis,
+    Description,
+    Head,
+    Kept,
+    Note,
+    Restored,
+    description_of,
+    kept_of,
 )
 from acclimate_service.state.redis.announcements import DROP
 from acclimate_service.state.redis.keys import ClientScope, new_id, random_rid
@@ -317,7 +319,7 @@ class StateStore:
     async def describe(self, client: ClientScope, model: str) -> Description | None:
         """What is stored of a client, without reading the state or extending its life. None: there is none."""
         keys = (client.head(model), client.lease(model), client.kept(model)[0], client.registry)
-        return description(await self._wire.run(DESCRIBE, keys, ()))
+        return description_of((await self._wire.run(DESCRIBE, keys, ())).rows)
 
     async def footprint(self, client: ClientScope, model: str) -> int:
         """Bytes of Redis's memory that a client takes."""

@@ -12,9 +12,9 @@ from acclimate_service.state.encoding import Batch
 from acclimate_service.state.errors import Doubt, JournalFull, StateError, StepFailed
 from acclimate_service.state.held import Context, Held, Memory, Owed, Snapshotter
 from acclimate_service.state.journal import Appended, AppendOutcome, Fenced, Full, Undone, UndoOutcome
+from acclimate_service.state.outcomes import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
 from acclimate_service.state.places import Places
 from acclimate_service.state.reader import Reader
-from acclimate_service.state.records import Attempt, Committed, Conflict, Incomplete, Mismatch, Refused, Repeat, Used
 from acclimate_service.state.tasks import Tasks
 from acclimate_service.state.timeline import EVERY
 

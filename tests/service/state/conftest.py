@@ -27,16 +27,8 @@ from acclimate_service.state import (
     connect,
     random_rid,
 )
-from acclimate_service.state.records import (
-    Attempt,
-    Basis,
-    CommitOutcome,
-    Committed,
-    Head,
-    Loaded,
-    ResetOutcome,
-    Restored,
-)
+from acclimate_service.state.outcomes import Attempt, CommitOutcome, Committed, Loaded, ResetOutcome
+from acclimate_service.state.records import Basis, Head, Restored
 from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.redis.link import Server, dial

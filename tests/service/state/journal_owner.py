@@ -6,7 +6,8 @@ from redis.asyncio import Redis
 
 from acclimate_service.state import Batch
 from acclimate_service.state.journal import Appended, Flipped, Opened
-from acclimate_service.state.records import Attempt, Basis
+from acclimate_service.state.outcomes import Attempt
+from acclimate_service.state.records import Basis
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 STATE = b"s" * 300

@@ -6,7 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from acclimate_service.state import Change, ClientScope, StateStore, Wire, clients_of_version, take_census
-from acclimate_service.state.records import Attempt, Basis
+from acclimate_service.state.outcomes import Attempt
+from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.keys import random_rid
 
 ONE, TWO = "1" * 16, "2" * 16

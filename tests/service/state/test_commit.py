@@ -7,9 +7,8 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from acclimate_service.state import StateCorrupt
-from acclimate_service.state.records import (
+from acclimate_service.state.outcomes import (
     Attempt,
-    Basis,
     Committed,
     Conflict,
     Gone,
@@ -19,6 +18,7 @@ from acclimate_service.state.records import (
     Repeat,
     Used,
 )
+from acclimate_service.state.records import Basis
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 

@@ -7,18 +7,8 @@ from redis.asyncio import Redis
 
 from acclimate_service.state import Limits, StoreFull
 from acclimate_service.state.chunks import Chunks
-from acclimate_service.state.records import (
-    Attempt,
-    Basis,
-    Committed,
-    Conflict,
-    Deleted,
-    Gone,
-    Incomplete,
-    Mismatch,
-    Repeat,
-    Snapshot,
-)
+from acclimate_service.state.outcomes import Attempt, Committed, Conflict, Deleted, Gone, Incomplete, Mismatch, Repeat
+from acclimate_service.state.records import Basis, Snapshot
 from acclimate_service.state.redis.scripts import CHUNK, DELETE
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}

@@ -12,7 +12,7 @@ from checker.toy import PROBE, answer_after
 from redis_cluster import RedisCluster, Server, until
 
 from acclimate_service.state import Applied, Change, ClientScope, Limits, StateError, StateStore, Wire, random_rid
-from acclimate_service.state.records import Attempt, Committed
+from acclimate_service.state.outcomes import Attempt, Committed
 from acclimate_service.state.redis.cluster import Cluster
 
 MODEL = "0123456789abcdef"

@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 
 from acclimate_service.state import Limits, StoreUnavailable
 from acclimate_service.state.journal import Appended, Busy, Fenced, Flipped, Full, Opened
-from acclimate_service.state.records import Attempt, Basis, Conflict, Gone, Mismatch, Repeat, Used
+from acclimate_service.state.outcomes import Attempt, Conflict, Gone, Mismatch, Repeat, Used
+from acclimate_service.state.records import Basis
 
 
 async def test_opening_creates_a_client_at_version_zero(driver):

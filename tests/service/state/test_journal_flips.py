@@ -8,7 +8,8 @@ from redis.asyncio import Redis
 
 from acclimate_service.state import StoreFull
 from acclimate_service.state.journal import Answered, Fenced, Flipped, Stale, Undone
-from acclimate_service.state.records import Conflict, Gone, Incomplete, Repeat, Snapshot
+from acclimate_service.state.outcomes import Conflict, Gone, Incomplete, Repeat
+from acclimate_service.state.records import Snapshot
 
 
 async def test_a_flip_drops_the_journal_up_to_its_version_and_keeps_the_rest(make_driver, admin: Redis):

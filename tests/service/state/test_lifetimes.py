@@ -6,7 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from acclimate_service.state import Limits, StoreFull
-from acclimate_service.state.records import Basis, Committed, Deleted, Repeat
+from acclimate_service.state.outcomes import Committed, Deleted, Repeat
+from acclimate_service.state.records import Basis
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 

@@ -4,7 +4,8 @@ import pytest
 from redis.asyncio import Redis
 
 from acclimate_service.state import Change, ClientScope, Listing, StaleCursor, StateStore
-from acclimate_service.state.records import Attempt, Basis
+from acclimate_service.state.outcomes import Attempt
+from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.redis.keys import random_rid
 

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from acclimate_service.state import StoreUnavailable
-from acclimate_service.state.records import Attempt, Committed, Conflict, Repeat, Restored
+from acclimate_service.state.outcomes import Attempt, Committed, Conflict, Repeat
+from acclimate_service.state.records import Restored
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 
 

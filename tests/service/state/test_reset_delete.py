@@ -5,7 +5,7 @@ import asyncio
 from redis.asyncio import Redis
 
 from acclimate_service.state import Limits
-from acclimate_service.state.records import Absent, Attempt, Committed, Conflict, Deleted, Gone, Mismatch, Repeat, Used
+from acclimate_service.state.outcomes import Absent, Attempt, Committed, Conflict, Deleted, Gone, Mismatch, Repeat, Used
 
 LARGE = {"inline_max": 8, "chunk_bytes": 100}
 

@@ -23,7 +23,7 @@ from redis import exceptions as failures
 
 from acclimate_service.metrics import SPELLS
 from acclimate_service.state.errors import Effect, ForeignValue, StateError, StoreFull, StoreUnavailable
-from acclimate_service.state.records import Reply
+from acclimate_service.state.outcomes import Reply
 from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.link import ANSWER_S, Argument, Lane, Link, Server, Target, Unreachable, dial
 from acclimate_service.state.redis.scripts import Script

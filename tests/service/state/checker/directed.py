@@ -33,7 +33,8 @@ from acclimate_service.state import (
     random_rid,
 )
 from acclimate_service.state.errors import StateCorrupt
-from acclimate_service.state.records import Attempt, Basis, Committed
+from acclimate_service.state.outcomes import Attempt, Committed
+from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.embedded import EmbeddedRedis
 from acclimate_service.state.tasks import Logged
 

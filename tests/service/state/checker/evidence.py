@@ -21,7 +21,8 @@ from acclimate_service.guard.fleet import Fleet
 from acclimate_service.guard.pools import Pools
 from acclimate_service.guard.pools import _digest as digest_of
 from acclimate_service.state import Change, ClientScope, Limits, StateError, StateStore, Wire
-from acclimate_service.state.records import Attempt, Basis, Committed, Deleted
+from acclimate_service.state.outcomes import Attempt, Committed, Deleted
+from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.keys import new_id, random_rid
 
 MODEL = "0" * 15 + "e"

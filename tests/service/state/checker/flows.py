@@ -11,7 +11,8 @@ from acclimate_service.state import Applied, Batch, Request, Session, StateError
 from acclimate_service.state.entries import Entries
 from acclimate_service.state.held import Held, Snapshotter, Track
 from acclimate_service.state.journal import Appended, Fenced, Journal
-from acclimate_service.state.records import Attempt, Basis, Committed, Conflict, Loaded, Repeat
+from acclimate_service.state.outcomes import Attempt, Committed, Conflict, Loaded, Repeat
+from acclimate_service.state.records import Basis
 from acclimate_service.state.repeats import Repeats
 from acclimate_service.state.replay import Replay
 from acclimate_service.state.writer import Writer

@@ -15,7 +15,7 @@ from acclimate_service.state import StateStore, session
 from acclimate_service.state.entries import Entries
 from acclimate_service.state.held import Snapshotter
 from acclimate_service.state.journal import Journal
-from acclimate_service.state.records import Loaded, Reply
+from acclimate_service.state.outcomes import Loaded, Reply
 from acclimate_service.state.redis import wire
 from acclimate_service.state.repeats import Repeats
 from acclimate_service.state.replay import Replay

@@ -26,7 +26,8 @@ from acclimate_service.state import (
     random_rid,
 )
 from acclimate_service.state.errors import StoreUnfit
-from acclimate_service.state.records import Attempt, Basis, Committed
+from acclimate_service.state.outcomes import Attempt, Committed
+from acclimate_service.state.records import Basis
 from acclimate_service.state.redis.checks import Durability, inspect
 from acclimate_service.state.redis.cluster import Cluster
 from acclimate_service.state.redis.link import Server as SingleServer

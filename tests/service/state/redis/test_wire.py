@@ -7,7 +7,8 @@ import pytest
 from redis.asyncio import Redis
 
 from acclimate_service.state import ClientScope, StoreUnavailable
-from acclimate_service.state.records import Basis, Committed, Conflict, Repeat
+from acclimate_service.state.outcomes import Committed, Conflict, Repeat
+from acclimate_service.state.records import Basis
 
 
 async def test_a_lost_reply_is_asked_for_again(make_driver, link):
