@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters import Adapter, FrozenModel, Pass, State, create
-from acclimate_adapters.balanced.moments import by_layer, layer_widths
+from acclimate_adapters.balanced.client import deviations_of
+from acclimate_adapters.balanced.moments import SourceMoments, by_layer, layer_widths
 from acclimate_adapters.methods.fedthe.ensemble import Settings, mix_heads
 
 Arrays = Mapping[str, np.ndarray]
@@ -165,7 +166,8 @@ def balanced_state(model: FrozenModel, state: State, key: str) -> np.ndarray:
     """A recorded quantity of a client's state: n, sums of posteriors, or mean moments of a layer."""
     kind, _, layer = key.removeprefix("state.").partition(".")
     if layer:  # a1, a2: mean and mean square under H0; b1, b2: under H1
-        moments = state.tensors["h0.moments" if kind[0] == "a" else "h1.moments"]
+        deviations = state.tensors[deviations_of("h0" if kind[0] == "a" else "h1")]
+        moments = SourceMoments.of(model).moments(deviations)
         return by_layer(moments, layer_widths(model))[layer][int(kind[1]) - 1].numpy()
     rows = state.tensors["rows"]
     posterior = {"n": torch.ones(()), "classes": state.tensors["h1.posterior"], "style": state.tensors["h0.posterior"]}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acclimate_adapters.adapter import Signal, Step, require, require_state
-from acclimate_adapters.balanced.client import Client
+from acclimate_adapters.balanced.client import HYPOTHESES, Client, deviations_of
 from acclimate_adapters.balanced.measures import (
     label_shift_evidence,
     log_sigmoid,
@@ -134,8 +134,9 @@ class Balanced:
             ConfigurationError: they are of another width than the layer.
         """
         require(self, model)
-        fresh = Client.fresh(SourceMoments.of(model), learns=self.learns)
-        return State(self.name, self.layout, model.content_hash, tensors=fresh.pack())
+        source = SourceMoments.of(model)
+        fresh = Client.fresh(source, learns=self.learns)
+        return State(self.name, self.layout, model.content_hash, tensors=fresh.pack(source))
 
     def learn(self, model: FrozenModel, state: State, rows: Labelled) -> State:
         """The state with more true labels, as `Learning.learn`; images are not looked at."""
@@ -147,11 +148,15 @@ class Balanced:
 
     def form(self, model: FrozenModel, state: State) -> dict[str, Form]:
         """How many rows came, and their means under both hypotheses, as `Adapter.form`."""
-        return Client.forms(model.derived(SourceMoments.of), learns=self.learns)
+        return Client.forms(model.derived(SourceMoments.of), state.tensors, learns=self.learns)
 
     def cost(self, model: FrozenModel, rows: int) -> Cost:
         """A pass under each hypothesis and one more after a restart, each but that with EM, as `Costly.cost`."""
         return forward_pass(rows).times(3).and_also(posterior_sweep(rows).times(2 * self.em_steps))
+
+    def sensitivity(self, model: FrozenModel) -> dict[str, float]:
+        """Three digits of every deviation, as `Tolerant.sensitivity`: with two, one answer in a hundred is another."""
+        return dict.fromkeys(map(deviations_of, HYPOTHESES), math.inf)
 
     def step(self, model: FrozenModel, state: State, x: Tensor) -> Step:
         """Answer the batch x [B, C, H, W]; raises InputError and StateMismatch as `Adapter.step`."""
@@ -166,10 +171,11 @@ class Balanced:
         most = influence * known / before.step
         if rows <= most:
             return after
-        kept = known * self.memory**most
+        kept, source = known * self.memory**most, model.derived(SourceMoments.of)
+        earlier = Client.unpack(before, source).pack(source)  # as it is written now
         share = most / (kept + most) / (rows / now)  # of the change that the whole batch made
         tensors = {
-            name: torch.lerp(before.tensors[name].to(tensor), tensor, share)
+            name: torch.lerp(earlier[name].to(tensor), tensor, share)
             for name, tensor in after.tensors.items()
             if name != "rows"
         }
@@ -212,7 +218,7 @@ class Balanced:
 
     def _turn(self, model: FrozenModel, source: SourceMoments, state: State, x: Tensor) -> Turn:
         require_state(self, model, state)
-        client, x = Client.unpack(state, source.prior), model.batch(x)
+        client, x = Client.unpack(state, source), model.batch(x)
         kept = self.memory ** len(x)
         labelled = None if client.labelled is None else client.labelled * kept
         return Turn(client._replace(rows=client.rows * kept, labelled=labelled), x)
@@ -327,4 +333,4 @@ class Balanced:
         frozen = None if source.widths else plain.logits
         features = full.features
         answer, before_prior = (torch.from_numpy(each).to(features) for each in (logits, uncorrected))
-        return Step(answer, state.next(new.pack()), signals, frozen, features, before_prior)
+        return Step(answer, state.next(new.pack(source)), signals, frozen, features, before_prior)

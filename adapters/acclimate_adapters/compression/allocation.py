@@ -1,5 +1,6 @@
 """How many bits each part of a state is worth, under a budget of bytes."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +43,8 @@ class Measured:
     Args:
         x: its numbers [N].
         maxima: `block_maxima(x)`.
-        weight: what an error counts: the effect of one is weight^2 times the mean square of it over the tensor.
+        weight: what an error counts: the effect of one is weight^2 times the mean square of it over the tensor. If it
+            is infinite, the tensor gets 16 bits.
         coarse: whether it may get 2 or 4 bits. What is rounded anew whenever it is stored, as the terms of a matrix
             are, would then take up more at each turn than the mean of the batches lets go, and grow beyond all bounds.
     """
@@ -62,6 +64,13 @@ class Measured:
         """Whether its numbers are such that it cannot be rounded."""
         return not representable(self.maxima)
 
+    @property
+    def least(self) -> int:
+        """The level that it has whatever the budget is: exact, bfloat16, or nothing at all."""
+        if self.exact_only:
+            return LEVELS.index(32)
+        return LEVELS.index(16) if math.isinf(self.weight) else LEVELS.index(0)
+
     def sizes(self) -> Integers:
         """Bytes of each part at each level, [levels, parts]."""
         sizes = np.repeat(_FULL, self.parts, axis=1)
@@ -70,16 +79,16 @@ class Measured:
         return sizes
 
     def effects(self) -> NDArray[np.float64]:
-        """Expected effect of storing each part at each level, [levels, parts]; 0 if they are to stay exact."""
+        """Expected effect of storing each part at each level, [levels, parts]; 0 if the level does not depend on it."""
         effects = np.zeros((len(LEVELS), self.parts))
-        if not self.exact_only:
+        if not self.least:
             energies = _energies(self.x)
             effects[0] = energies * _ALIGNED
             effects[1:4] = self._squared_steps() * (BLOCK * _ROUNDED)
             effects[4] = energies * _BFLOAT16
             if not self.coarse:
                 effects[1:3] = effects[0]
-        effects *= self.weight**2 / len(self.x)
+            effects *= self.weight**2 / len(self.x)
         return effects
 
     def _squared_steps(self) -> NDArray[np.float64]:
@@ -100,16 +109,16 @@ def allocate(tensors: list[Measured], budget: int) -> list[list[int]]:
     Greedy on marginal effects: from nothing at all, that step comes next which avoids most per byte and still fits.
     Steps lead along the convex hull of each part's effects over its bytes, where greedy is as good as any choice but
     for the last bytes (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", IEEE Trans.
-    ASSP 1988). Tensors that cannot be rounded get 32 bits whatever the budget is.
+    ASSP 1988). Tensors that cannot be rounded get 32 bits whatever the budget is, and those of infinite weight 16.
 
     Args:
         tensors: what is to be stored.
-        budget: bytes for all of it.
+        budget: bytes for all of it but the tensors of infinite weight.
     """
     effects = np.concatenate([tensor.effects() for tensor in tensors], axis=1)
     sizes = np.concatenate([tensor.sizes() for tensor in tensors], axis=1)
     exact = np.repeat([tensor.exact_only for tensor in tensors], [tensor.parts for tensor in tensors])
-    levels = np.where(exact, len(LEVELS) - 1, 0)
+    levels = np.repeat([tensor.least for tensor in tensors], [tensor.parts for tensor in tensors])
     left = budget - int(sizes[-1, exact].sum())
     parts, raised, costs = _raises(effects, sizes)
     done = _fitting(parts, costs, left)

@@ -45,7 +45,8 @@ def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
     Args:
         state: what to store.
         budget: share of their exact bytes that the tensors with a weight may take, above 0; from 1 on the state is
-            stored as `State.to_bytes` does it. The table adds some 40 bytes for each tensor.
+            stored as `State.to_bytes` does it. Those of infinite weight take half of theirs whatever the share is. The
+            table adds some 40 bytes for each tensor.
         weights: `sensitivity` of its adapter.
     """
     named = sorted(state.tensors.items())
@@ -54,7 +55,8 @@ def encode(state: State, budget: float, weights: Mapping[str, float]) -> bytes:
         return state.to_bytes()
     vectors = {name: _vectors(tensor, weights[name], budget, state.step) for name, tensor in coded.items()}
     measured = [each for of_one in vectors.values() for each in of_one]
-    bits = allocate(measured, int(budget * sum(tensor.nbytes for tensor in coded.values())))
+    shared = sum(tensor.nbytes for name, tensor in coded.items() if math.isfinite(weights[name]))
+    bits = allocate(measured, int(budget * shared))
     left, given = iter(bits), dict[str, list[list[int]]]()
     for name, of_one in vectors.items():
         given[name] = _pairs([next(left) for _ in of_one])
@@ -103,7 +105,7 @@ def _vectors(tensor: Tensor, weight: float, budget: float, seed: int) -> list[Me
     are as long as the root of its size.
     """
     whole = measure(_numbers(tensor), weight)
-    if budget >= FEW or tensor.ndim < 2 or tensor.numel() <= PART or whole.exact_only:
+    if budget >= FEW or tensor.ndim < 2 or tensor.numel() <= PART or whole.least:
         return [whole]
     matrix = whole.x.reshape(tensor.shape[0], -1)
     height, width = matrix.shape

@@ -14,7 +14,8 @@ class Tolerant(Protocol):
     def sensitivity(self, model: FrozenModel) -> Mapping[str, float]:
         """Weight of an error in those tensors of the state that tolerate one; above 0.
 
-        Errors of two tensors, each as the root of its mean square times this weight, are to do the same harm.
+        Errors of two tensors, each as the root of its mean square times this weight, are to do the same harm. An
+        infinite weight is for tensors whose numbers are all to stay good to three digits, however few bytes there are.
         """
         ...
 

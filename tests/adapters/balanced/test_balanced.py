@@ -24,7 +24,10 @@ from acclimate_adapters import (
     guarded_step,
     require,
 )
+from acclimate_adapters.balanced.client import HYPOTHESES, deviations_of
 from acclimate_adapters.balanced.measures import style_distance
+from acclimate_adapters.balanced.moments import SourceMoments
+from acclimate_adapters.guard import bounded
 
 Rows = Callable[..., tuple[Tensor, Tensor]]
 Models = Callable[..., FrozenModel]
@@ -74,7 +77,25 @@ def test_group_norm_needs_no_moments(streams: Tensor, follow: Follow) -> None:
     model = FrozenModel.from_module(net, classifier="4", source=Source(prior=torch.tensor(PRIOR)))
     step = follow("balanced", model, [streams[0, 0], streams[0, 1]])[-1]
     torch.testing.assert_close(step.logits.exp().sum(-1), torch.ones(20))
-    assert State.from_bytes(step.state.to_bytes()).tensors["h0.moments"].shape == (2, 0)
+    assert State.from_bytes(step.state.to_bytes()).tensors["h0.deviations"].shape == (2, 0)
+
+
+def test_a_state_that_holds_the_moments_themselves_as_earlier_versions_wrote_them_goes_on(
+    small_model: Models, small_rows: Rows, follow: Follow
+) -> None:
+    model, batches = small_model(), torch.split(small_rows(80)[0], 20)
+    source, adapter = SourceMoments.of(model), create("balanced")
+    *_, before, after = follow("balanced", model, batches)
+    told = before.state.tensors
+    moments = {f"{name}.moments": source.moments(told[deviations_of(name)]) for name in HYPOTHESES}
+    kept = {name: tensor for name, tensor in told.items() if not name.endswith(".deviations")}
+    earlier = replace(before.state, tensors=kept | moments)
+    step = adapter.step(model, earlier, batches[-1])
+    torch.testing.assert_close(step.logits, after.logits)
+    assert step.state.tensors.keys() == told.keys()
+    one, other = (bounded(adapter, model, state, step.state, 20, 0.1) for state in (earlier, before.state))
+    for name in told:
+        torch.testing.assert_close(one.tensors[name], other.tensors[name])
 
 
 def test_a_batch_norm_without_running_statistics_stays_as_it_is(

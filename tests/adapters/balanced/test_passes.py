@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from acclimate_adapters import FrozenModel, InputError, Source, create
+from acclimate_adapters.balanced.client import HYPOTHESES, deviations_of
 from acclimate_adapters.balanced.moments import Layer, SourceMoments, source_moments
 from acclimate_adapters.balanced.passes import Passed, Rows, Terms, TorchPasses, bend, rescale, shrink
 from acclimate_adapters.network.probes import Norm
@@ -135,10 +136,10 @@ def test_a_layer_that_does_not_run_keeps_its_moments(small_net: Nets, small_rows
     steps.append(adapter.step(model, steps[0].state, small_rows(20, seed=1)[0]))
     for step in steps:
         assert len(step.signals["shrink"]) == 2  # type: ignore[arg-type]
-        for hypothesis in ("h0", "h1"):
-            moments = step.state.tensors[f"{hypothesis}.moments"]
-            assert not moments[:, :2].any()
-            assert bool(moments[:, 2:].all())
+        for hypothesis in HYPOTHESES:
+            deviations = step.state.tensors[deviations_of(hypothesis)]
+            assert not deviations[:, :2].any()
+            assert bool(deviations[:, 2:].all())
     assert "style_drift" in steps[1].signals
 
 

@@ -1,6 +1,7 @@
 """States as fewer bytes: they fit the budget, come back close, and stay close however often they are stored."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -127,9 +128,18 @@ def test_equal_states_give_equal_bytes(state, weights):
 
 def test_without_a_budget_or_a_sensitivity_the_bytes_are_those_of_the_exact_state(state, weights, model):
     assert encode(state, 1.0, weights) == encode(state, 0.1, {}) == state.to_bytes()
-    assert sensitivity(create("balanced"), model) == {}
+    assert sensitivity(create("t3a"), model) == {}
     back = decode(state.to_bytes())
     assert all(torch.equal(back.tensors[name], tensor) for name, tensor in state.tensors.items())
+
+
+def test_tensors_of_infinite_weight_keep_three_digits_beside_the_budget_of_the_others():
+    x = torch.randn(2, 9000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-9, 6, 9000)
+    both = State("atp", 1, "f" * 16, 3, {"fine": x, "x": x})
+    together = encode(both, 0.05, {"fine": math.inf, "x": 1.0})
+    alone = encode(replace(both, tensors={"x": x}), 0.05, {"x": 1.0})
+    assert len(together) - len(alone) == pytest.approx(x.nbytes / 2, abs=100)
+    assert float(((decode(together).tensors["fine"] - x) / x).abs().max()) < 2**-7
 
 
 def test_tensors_that_cannot_be_rounded_stay_exact():
