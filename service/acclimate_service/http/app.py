@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from acclimate_service import ui
 from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute, KeyedRoute, KeyMiddleware
-from acclimate_service.http.context import Intake
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.middleware import RequestMiddleware, SiteMiddleware, hosts_of
 from acclimate_service.http.routes import make_router
 from acclimate_service.keys import EVERYBODY, STRANGER, Keys, KeysError

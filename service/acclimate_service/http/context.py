@@ -3,9 +3,7 @@
 import asyncio
 import re
 import time
-import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
@@ -15,93 +13,45 @@ import orjson
 from fastapi import Request
 from numpy.typing import NDArray
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from acclimate_adapters.adapter import complete
-from acclimate_service.clients.admission import DynamicThreshold
 from acclimate_service.clients.requests import Caller, ClientRequest, Reply, rfc3339
-from acclimate_service.compute.process import available_cores, return_freed_memory, slice_of, take_threads
+from acclimate_service.compute.process import slice_of
 from acclimate_service.compute.shares import FLOW
 from acclimate_service.errors import Problem
+from acclimate_service.http.intake import LARGE, Intake
 from acclimate_service.http.pacing import network_of
+from acclimate_service.http.parameters import (
+    check_once,
+    check_query,
+    client_scope,
+    sound_key,
+    sound_number,
+    sound_timeout,
+)
 from acclimate_service.http.payload import (
     ARRAYS,
     BODY_HEADERS,
     RAW,
-    PayloadLimits,
     check_headers,
     decoding,
+    inflate,
     media_type,
+    too_large,
+    window_of,
 )
+from acclimate_service.http.replies import HeldReply
 from acclimate_service.metrics import SPELLS
-from acclimate_service.replica import Replica
-from acclimate_service.served import Served
 from acclimate_service.service import Service
-from acclimate_service.state import ClientScope, fingerprint, random_rid
+from acclimate_service.state import fingerprint, random_rid
 
 T = TypeVar("T")
-MAX_DECODING: Final = 64
-"""Bodies that may be decoded at the same time, in turns; further ones get 429."""
 _ON_LOOP: Final = 256 * 1024
 """Bytes of an array that are read in a fraction of a millisecond; another thread would take longer to begin."""
 _PIECE: Final = 2**20
-"""Bytes of a body that are admitted, and of a state that are sent, at a time."""
-_LARGE: Final = 64 * 2**20
-"""Bytes that requests held together after which the C library has kept much of what was freed."""
-_FREED_S: Final = 1.0
-"""Time in which what a request held is freed after its end."""
-_ENCODINGS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""Window bits by which zlib knows the form of the data."""
-_ONCE: Final = (
-    "content-encoding",
-    "content-type",
-    "idempotency-key",
-    "if-match",
-    "x-batch-number",
-    "x-labels",
-    "x-request-timeout-ms",
-    "x-tensor-dtype",
-    "x-tensor-layout",
-    "x-tensor-shape",
-)
-"""Headers that decide what a request means: one that is there twice means two things."""
+"""Bytes of a body that are admitted at a time."""
 _SKIPPED: Final = re.compile(rb'"skipped":(?!0\.0[,}])')
 """The signal of that name in an answer, unless it is 0."""
-_KEY: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
-_TIMEOUT_MS: Final = re.compile(r"[0-9]{1,6}")
-_LONGEST_TIMEOUT_MS: Final = 600_000
-
-
-class Intake:
-    """What the requests to one model share: the room for what they hold in memory, and the threads that decode bodies.
-
-    Args:
-        replica: what answers all requests.
-        served: the model, whose versions answer these.
-        beside: the intake of another model of this process, with which it shares room and threads.
-    """
-
-    def __init__(self, replica: Replica, served: Served, beside: "Intake | None" = None) -> None:
-        settings = served.settings
-        self.replica = replica
-        self.served = served
-        self.name = served.name
-        self.limits = PayloadLimits(max_images=settings.max_images, max_pixels=settings.max_pixels)
-        self.memory: DynamicThreshold = beside.memory if beside else DynamicThreshold(settings.max_held_bytes, "bytes")
-        self.decoding: DynamicThreshold = (
-            beside.decoding if beside else DynamicThreshold(MAX_DECODING, "bodies to be decoded")
-        )
-        self.threads: ThreadPoolExecutor = beside.threads if beside else _decoding_threads()
-
-    def give_back(self) -> None:
-        """Give memory back to the kernel, once most of what requests held is free again: others would pay for it."""
-        if self.memory.taken <= self.memory.most // 4:
-            self.memory.most = self.memory.taken
-            asyncio.get_running_loop().call_later(_FREED_S, self.threads.submit, return_freed_memory)
-
-
-def _decoding_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(available_cores(), "acclimate-decode", partial(take_threads, 1))
 
 
 class RequestContext:
@@ -141,7 +91,7 @@ class RequestContext:
         self._http = http
         self.headers = dict(http.headers.items())
         if len(self.headers) < len(http.headers.raw):
-            _check_once(http)
+            check_once(http)
         if query is not None and http.scope["query_string"]:
             check_query(http, query)
         self.content_type = self.headers.get("content-type", "")
@@ -149,7 +99,7 @@ class RequestContext:
         self._spells = SPELLS.get()
         http.scope["state"]["model"] = intake.name
         asked, longest = self.headers.get("x-request-timeout-ms"), self.service.settings.request_timeout_ms
-        self._deadline = self._began + (longest if asked is None else min(_sound_timeout(asked), longest)) / 1000
+        self._deadline = self._began + (longest if asked is None else min(sound_timeout(asked), longest)) / 1000
         self._tenant: str = http.state.caller.tenant
         self._caller = self._tenant or network_of(http.client.host if http.client else "")
         payer = f"caller {self._caller}"  # no client can have this name
@@ -167,7 +117,7 @@ class RequestContext:
             payer = self.client.client
         self._flow = intake.name, self._caller, payer
         if keyed and "idempotency-key" in self.headers:
-            self._key = _sound_key(self.headers["idempotency-key"])
+            self._key = sound_key(self.headers["idempotency-key"])
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -186,7 +136,7 @@ class RequestContext:
             self.service.under_way -= 1
             if self.service.idle is not None:
                 self.service.leave()
-            if self._intake.memory.most > _LARGE:
+            if self._intake.memory.most > LARGE:
                 self._intake.give_back()
 
     def assign(self, client_id: str, key: str | None) -> None:
@@ -201,7 +151,7 @@ class RequestContext:
             self.service.leave()
             self.service = self._intake.served.of(self.client)
             self.service.under_way += 1
-        self._key = None if key is None else _sound_key(key)
+        self._key = None if key is None else sound_key(key)
         held, self._held_bytes = self._held_bytes, 0
         self._flow = self._intake.name, self._caller, self.client.client
         self._place.close()
@@ -209,6 +159,11 @@ class RequestContext:
         FLOW.set(self._flow)
         self._place.enter_context(self.service.admission.batches.hold(self._flow))
         self.hold(held)
+
+    def batch_number(self, adapt: bool) -> int:
+        """Place of a batch in the client's stream; 0 if the caller does not say. Raises Problem (`invalid_request`)."""
+        text = self.headers.get("x-batch-number")
+        return 0 if text is None else sound_number(text, adapt)
 
     def wait_at_most(self, seconds: float) -> None:
         """Bring the deadline forward to so many seconds after the request began, if it is later."""
@@ -231,24 +186,22 @@ class RequestContext:
             limit: bytes that it may have, before and after its Content-Encoding is undone.
 
         Raises:
-            Problem: `body_too_large`, `deadline_exceeded`, `too_many_requests`, `unsupported_media_type`, or
-                `malformed_body` where it is not as it says it is encoded.
+            Problem: `deadline_exceeded`, `too_many_requests`.
+            PayloadError: `body_too_large`, `unsupported_media_type`, or `malformed_body` where it is not as it says it
+                is encoded.
         """
-        encoding = self.headers.get("content-encoding", "identity").strip(" \t").lower()
-        if encoding != "identity" and encoding not in _ENCODINGS:
-            accepted = ", ".join(("identity", *_ENCODINGS))
-            detail = f"Content-Encoding {encoding[:40]!r} is not accepted; send {accepted}"
-            raise Problem("unsupported_media_type", detail)
+        named = self.headers.get("content-encoding")
+        window = None if named is None else window_of(named)
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         pieces, size, held = list[bytes](), 0, 0
         try:
             async with asyncio.timeout(self._deadline - time.monotonic()):
                 async for piece in self._http.stream():
                     size += len(piece)
                     if size > limit:
-                        raise _too_large(limit)
+                        raise too_large(limit)
                     if size > held:  # the first piece as it is, further ones with what may follow
                         more = max(size - held, _PIECE if held else 0)
                         self.hold(more)
@@ -257,9 +210,9 @@ class RequestContext:
         except TimeoutError:
             raise Problem("deadline_exceeded", "the deadline passed before the body was here") from None
         received = b"".join(pieces) if size <= _PIECE else await asyncio.to_thread(_joined, pieces)
-        if encoding == "identity":
+        if window is None:
             return received
-        inflated = await self.computed(partial(_inflate, received, _ENCODINGS[encoding], limit))
+        inflated = await self.computed(partial(inflate, received, window, limit))
         self.hold(len(inflated))
         return inflated
 
@@ -389,7 +342,7 @@ class RequestContext:
     def reply_bytes(self, data: bytes, headers: Mapping[str, str]) -> Response:
         """A reply of bytes, which are counted until they were sent; raises as `admitted`."""
         self.hold(len(data))
-        return _HeldReply(data, headers, self._held.pop_all())
+        return HeldReply(data, headers, self._held.pop_all())
 
     async def _has_gone(self) -> bool:
         """Whether the caller has hung up since the body was read.
@@ -406,31 +359,6 @@ class RequestContext:
         return False
 
 
-class _HeldReply(Response):
-    """Bytes that are sent in pieces, each once the peer has taken the one before, and then no longer counted."""
-
-    media_type = "application/octet-stream"
-
-    def __init__(self, data: bytes, headers: Mapping[str, str], held: ExitStack) -> None:
-        super().__init__(headers={**headers, "Content-Length": str(len(data))})
-        self._data = memoryview(data)
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for piece in pieces_of(self._data):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-
-
-def pieces_of(data: bytes | memoryview) -> Iterator[memoryview]:
-    """Data as they are sent: each piece once the peer has taken the one before."""
-    whole = memoryview(data)
-    for start in range(0, len(whole), _PIECE):
-        yield whole[start : start + _PIECE]
-
-
 async def at_once(read: Callable[[], T], nbytes: int) -> T:
     """What is read from an array: on the event loop if it is small, else in a thread in which no pictures are decoded.
 
@@ -439,34 +367,10 @@ async def at_once(read: Callable[[], T], nbytes: int) -> T:
     return read() if nbytes <= _ON_LOOP else await asyncio.to_thread(read)
 
 
-def json(body: Mapping[str, Any] | Sequence[Any], status: int = 200) -> Response:
-    """A JSON reply."""
-    return Response(orjson.dumps(body), status, media_type="application/json")
-
-
 @lru_cache(maxsize=256)
 def kind_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """What tells images from others of the same bytes."""
     return f"{shape} {dtype}".encode()
-
-
-@lru_cache(maxsize=4096)
-def client_scope(client_id: str, owner: str, tenant: str) -> ClientScope:
-    """The client of an owner by its id, if that is valid; no other may reach a Redis key.
-
-    This is the one place where ids of callers become ids of clients. `/` is in no id and in no owner's name, so neither
-    another owner's clients nor those of nobody can be named.
-
-    Raises:
-        Problem: `invalid_client_id`.
-    """
-    try:
-        plain = ClientScope(client_id, tenant)
-        if plain.owner:
-            raise ValueError(f"client id is {client_id[:40]!r}; an id holds no '/'")
-        return ClientScope(f"{owner}/{client_id}", tenant) if owner else plain
-    except ValueError as error:
-        raise Problem("invalid_client_id", str(error)) from error
 
 
 def _joined(pieces: list[bytes]) -> bytes:
@@ -476,58 +380,6 @@ def _joined(pieces: list[bytes]) -> bytes:
     return whole
 
 
-def _inflate(data: bytes, window: int, limit: int) -> bytes:
-    """Undo a Content-Encoding.
-
-    Raises:
-        Problem: `body_too_large`, or `malformed_body`.
-    """
-    inflater = zlib.decompressobj(window)
-    try:
-        inflated = inflater.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise Problem("malformed_body", f"the body is not encoded as its Content-Encoding says: {error}") from error
-    if len(inflated) > limit:
-        raise _too_large(limit)
-    if not inflater.eof or inflater.unused_data:
-        raise Problem("malformed_body", "the body is not one whole stream of its Content-Encoding")
-    return inflated
-
-
-def _check_once(http: Request) -> None:
-    for name in _ONCE:
-        if len(http.headers.getlist(name)) > 1:
-            raise Problem("invalid_request", f"the header {name.title()} is there more than once")
-
-
-def check_query(http: Request, accepted: tuple[str, ...]) -> None:
-    """Refuse parameters of a request that are none, or are there twice; raises Problem."""
-    names = [name for name, _ in http.query_params.multi_items()]
-    for name in names:
-        if name not in accepted:
-            known = ", ".join(accepted) or "none"
-            raise Problem("invalid_request", f"there is no parameter {name[:40]!r} here; accepted are: {known}")
-        if names.count(name) > 1:
-            raise Problem("invalid_request", f"the parameter {name!r} is there more than once")
-
-
-def _sound_key(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise Problem("invalid_request", "the key of a request is 1 to 255 printable ASCII characters")
-    return key
-
-
-def _sound_timeout(text: str) -> int:
-    if not (_TIMEOUT_MS.fullmatch(text) and 1 <= int(text) <= _LONGEST_TIMEOUT_MS):
-        detail = f"X-Request-Timeout-Ms is a whole number of milliseconds from 1 to {_LONGEST_TIMEOUT_MS}"
-        raise Problem("invalid_request", detail)
-    return int(text)
-
-
 def _after(milliseconds: int) -> str:
     """The time so much later (RFC 3339)."""
     return rfc3339(time.time() + milliseconds / 1000)
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem("body_too_large", f"a request body may have {limit} bytes here; send less at once")

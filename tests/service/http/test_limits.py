@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acclimate_service.http import context
+from acclimate_service.http import intake as intake_module
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.payload.documents import MAX_JSON_TOKENS
+from acclimate_service.http.replies import HeldReply
 
 LISTS = b"[" + b"[]," * (MAX_JSON_TOKENS // 2) + b"[]]"
 GREY = np.full((2, 28, 28), 9, np.uint8)
@@ -220,13 +222,13 @@ def test_one_client_takes_no_more_memory_than_it_leaves_free(narrow):
 
 
 def test_a_state_that_nobody_reads_counts_until_it_is_given_up(make_replica, monkeypatch, post):
-    sent, gate, intakes, begin = [], asyncio.Event(), [], context.Intake.__init__
+    sent, gate, intakes, begin = [], asyncio.Event(), [], Intake.__init__
 
     def note(self, *given):
         begin(self, *given)
         intakes.append(self)
 
-    monkeypatch.setattr(context.Intake, "__init__", note)
+    monkeypatch.setattr(Intake, "__init__", note)
     replica = make_replica()
     (intake,) = intakes
     assert post(replica, "big", GREY).status_code == 200
@@ -237,7 +239,7 @@ def test_a_state_that_nobody_reads_counts_until_it_is_given_up(make_replica, mon
             sent.append(intake.memory.taken)
             await gate.wait()
 
-    monkeypatch.setattr(context._HeldReply, "__call__", hang)
+    monkeypatch.setattr(HeldReply, "__call__", hang)
     caller = upload(replica, "big", 0, "state", "GET")
     for _ in range(100):
         if sent:
@@ -333,7 +335,7 @@ def test_one_picture_does_not_wait_for_forms_of_many(replica, pool, slow_picture
 
 
 def test_more_bodies_than_may_be_decoded_at_once_are_refused(make_replica, pool, monkeypatch, slow_pictures):
-    monkeypatch.setattr(context, "MAX_DECODING", 2)
+    monkeypatch.setattr(intake_module, "MAX_DECODING", 2)
     replica = make_replica()
     forms = [pool.submit(replica.http.post, f"/clients/form-{at}/predict", **many(20)) for at in range(6)]
     replies = [each.result() for each in forms]

@@ -10,6 +10,7 @@ from acclimate_adapters.adapter import complete
 from acclimate_store import InputSpec
 
 from .arrays import ARRAYS, RAW, TENSOR_HEADERS, Batch, check_tensor_headers
+from .content_encoding import inflate, too_large, window_of
 from .documents import Json, Labels, check_document, decode_document, load_json, parse_labels, read_labels
 from .forms import read_form
 from .images import decode_images
@@ -38,10 +39,13 @@ __all__ = [
     "decoding_labelled",
     "decoding_labelled_document",
     "decoding_tensor",
+    "inflate",
     "load_json",
     "media_type",
     "read_inference",
+    "too_large",
     "unsupported",
+    "window_of",
 ]
 
 

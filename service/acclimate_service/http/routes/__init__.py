@@ -5,7 +5,7 @@ from fastapi.routing import APIRoute
 
 from acclimate_service.http import openapi, problems
 from acclimate_service.http.access import DecidedRoute
-from acclimate_service.http.context import Intake
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.routes import (
     about,
     asks,

@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from acclimate_adapters import ADAPTERS
 from acclimate_service.compute.adapters import AvailableAdapter, available_adapters
-from acclimate_service.http.context import Intake, json
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import Content, add_route, bytes_of, json_of
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.served import Adapters, Live, Models, Ready, Replicas
 from acclimate_service.metrics import Metrics
 from acclimate_service.service import Service

@@ -7,8 +7,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, check_query, json
+from acclimate_service.http.context import RequestContext
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import CHANGING, ClientId, add_route, json_of
+from acclimate_service.http.parameters import check_query
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.labels import Asks, ClientAsks
 
 _MOST: Final = 100

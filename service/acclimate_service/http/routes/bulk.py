@@ -16,9 +16,11 @@ from starlette.types import Receive, Scope, Send
 from acclimate_service.clients.roster import Page
 from acclimate_service.clients.roster import Wanted as WantedClients
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, at_once, json, pieces_of
+from acclimate_service.http.context import RequestContext, at_once
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import LINES, Time, add_route, json_of
 from acclimate_service.http.problems import failure_of
+from acclimate_service.http.replies import json, pieces_of
 from acclimate_service.http.routes.clients import FILTERS, LARGEST_PAGE, PAGE, SMALLEST_PAGE, page_of
 from acclimate_service.http.schemas.clients import DeletedClients, ExportedPage, ExportedState, FailedClient
 from acclimate_service.http.schemas.common import Verdict

@@ -14,9 +14,11 @@ from acclimate_service.clients.roster import Page
 from acclimate_service.clients.roster import Wanted as WantedClients
 from acclimate_service.compute.adapters import Configurations
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, json
+from acclimate_service.http.context import RequestContext
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import BYTES, CHANGING, ClientId, Content, Time, add_route, bytes_of, json_of
 from acclimate_service.http.payload import load_json, media_type, unsupported
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas import sent
 from acclimate_service.http.schemas.clients import Client, Clients
 from acclimate_service.http.schemas.common import Change, Configured, Rollback, Verdict

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from acclimate_service.compute.labelling import Examples
 from acclimate_service.errors import Problem
 from acclimate_service.guard.record import Label
-from acclimate_service.http.context import Intake, RequestContext, json, kind_of
+from acclimate_service.http.context import RequestContext, kind_of
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, add_route, images_of, json_of
 from acclimate_service.http.payload import (
     Json,
@@ -19,6 +20,7 @@ from acclimate_service.http.payload import (
     load_json,
     media_type,
 )
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.labels import Feedback, ModelEvidence
 from acclimate_service.http.schemas.sent import LabelledEncodedImages, LabelledForm, LabelledImages, LabelledRows
 

@@ -13,8 +13,10 @@ from PIL import Image
 from starlette.responses import Response
 
 from acclimate_service.clients.last_images import LastImage
-from acclimate_service.http.context import Intake, RequestContext, json
+from acclimate_service.http.context import RequestContext
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import CHANGING, ClientId, add_route, json_of
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.labels import LastImages
 
 _COLOURS: Final = (1, 3)

@@ -19,10 +19,11 @@ from acclimate_service.clients.engine import Batch
 from acclimate_service.clients.requests import Reply
 from acclimate_service.compute.steps import StepParameters
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, at_once, json, kind_of
+from acclimate_service.http.context import RequestContext, at_once, kind_of
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import JSON, Content, add_route, bytes_of, json_of, ref
 from acclimate_service.http.payload import INPUT, Inference, decoding_tensor, load_json, read_inference
-from acclimate_service.http.routes.predict import batch_number
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.inference import (
     IndexEntry,
     InferenceReply,
@@ -270,7 +271,7 @@ async def _infer(intake: Intake, context: RequestContext) -> tuple[Response, int
         )
     else:
         what = kind_of(images.shape, images.dtype) + f" v2 {probabilities} {logits}".encode()
-        wanted = await context.request(b"predict", what, images.data.cast("B"), number=batch_number(context, adapt))
+        wanted = await context.request(b"predict", what, images.data.cast("B"), number=context.batch_number(adapt))
         done = await context.service.predict(Batch(wanted, images, adapt, probabilities, logits))
     return _reply(context, asked, done), len(images)
 

@@ -6,8 +6,9 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from acclimate_service.http.context import Intake, json
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import add_route, json_of
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.served import ModelManifest
 from acclimate_store import Catalogue
 

@@ -1,14 +1,12 @@
 """Images in: predictions out, or a client enrolled."""
 
-import re
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from acclimate_service.clients.engine import Batch
 from acclimate_service.compute.labelling import Examples
-from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, kind_of
+from acclimate_service.http.context import RequestContext, kind_of
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import CHANGING, TENSOR, ClientId, add_route, images_of, json_of
 from acclimate_service.http.payload import decoding_labelled
 from acclimate_service.http.schemas.common import Enrolment, Prediction
@@ -21,9 +19,6 @@ from acclimate_service.http.schemas.sent import (
     LabelledImages,
 )
 
-_NUMBER = re.compile(r"[0-9]{1,16}")
-_LARGEST_NUMBER = 2**53 - 1
-
 
 def add_routes(router: APIRouter, intake: Intake) -> None:
     """Add the routes that take images."""
@@ -34,7 +29,7 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     ) -> Response:
         """Predict a batch with the client's own model and, unless `adapt=false`, adapt that model to the batch."""
         context = RequestContext(intake, request, client_id, keyed=adapt, query=("adapt", "probabilities"))
-        number = batch_number(context, adapt)
+        number = context.batch_number(adapt)
         with context.admitted():
             images = await context.images(limit)
             what = kind_of(images.shape, images.dtype) + f" {probabilities}".encode()
@@ -61,20 +56,3 @@ def add_routes(router: APIRouter, intake: Intake) -> None:
     body, headers = images_of(LabelledForm, LabelledEncodedImages, LabelledImages), (*CHANGING, "X-Labels", *TENSOR)
     path, reply = "/clients/{client_id}/enroll", json_of(Enrolment)
     add_route(router, "POST", path, enroll, "enroll", "labels", reply, body=body, headers=headers)
-
-
-def batch_number(context: RequestContext, adapt: bool) -> int:
-    """Place of a batch in the client's stream; 0 if the caller does not say.
-
-    Raises:
-        Problem: `invalid_request`.
-    """
-    header = context.headers.get("x-batch-number")
-    if header is None:
-        return 0
-    if not adapt:
-        raise Problem("invalid_request", "X-Batch-Number is for batches that are folded in, not for adapt=false")
-    number = int(header) if _NUMBER.fullmatch(header) else 0
-    if not 1 <= number <= _LARGEST_NUMBER:
-        raise Problem("invalid_request", f"X-Batch-Number is a whole number from 1 to {_LARGEST_NUMBER}")
-    return number

@@ -8,9 +8,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, json
+from acclimate_service.http.context import RequestContext
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import add_route, json_of
 from acclimate_service.http.payload import load_json
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.inference import LoadedVersion, RepositoryRequest, UnloadedVersions
 from acclimate_service.http.schemas.served import Rollout, RolloutWanted
 from acclimate_service.rollout import Assignment, Seen

@@ -9,8 +9,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from acclimate_service.errors import Problem
-from acclimate_service.http.context import Intake, RequestContext, json
+from acclimate_service.http.context import RequestContext
+from acclimate_service.http.intake import Intake
 from acclimate_service.http.openapi import ClientId, Time, add_route, events_of, json_of
+from acclimate_service.http.replies import json
 from acclimate_service.http.schemas.clients import Timeline, TimelinePoint
 from acclimate_service.state import StateError
 
