@@ -27,33 +27,30 @@ from acclimate_client.evidence import (
     LabelledRow,
     RowCounts,
 )
-from acclimate_client.results import (
-    AdapterDescription,
-    AdapterInfo,
-    ClientInfo,
+from acclimate_client.models import AdapterDescription, AdapterInfo, InputInfo, ModelEvidence, ModelInfo, ModelRef
+from acclimate_client.pages import (
     ClientPage,
-    ConfigureResult,
     DeletedClients,
-    EnrolResult,
     ExportedState,
     FailedClient,
+    ListedClient,
+    StatePage,
+    Usage,
+)
+from acclimate_client.results import (
+    ClientInfo,
+    ConfigureResult,
+    EnrolResult,
     FeedbackResult,
     ImportResult,
-    InputInfo,
     KeptState,
-    ListedClient,
-    ModelEvidence,
-    ModelInfo,
-    ModelRef,
     Prediction,
     ResetResult,
     RollbackResult,
     StateInfo,
-    StatePage,
     StoredState,
     Timeline,
     TimelinePoint,
-    Usage,
 )
 
 __all__ = [

@@ -13,22 +13,9 @@ from acclimate_client._decoding import Json, R, decoded, record, typed
 from acclimate_client._problems import problem, request_id
 from acclimate_client.errors import UnexpectedReplyError
 from acclimate_client.evidence import AdapterEvidence, Ask, Evidence, Guard, GuardDecision, RowCounts
-from acclimate_client.results import (
-    AdapterDescription,
-    ClientInfo,
-    ClientPage,
-    DeletedClients,
-    ExportedState,
-    FailedClient,
-    FeedbackResult,
-    ListedClient,
-    ModelEvidence,
-    ModelInfo,
-    Prediction,
-    StatePage,
-    Timeline,
-    TimelinePoint,
-)
+from acclimate_client.models import AdapterDescription, ModelEvidence, ModelInfo
+from acclimate_client.pages import ClientPage, DeletedClients, ExportedState, FailedClient, ListedClient, StatePage
+from acclimate_client.results import ClientInfo, FeedbackResult, Prediction, Timeline, TimelinePoint
 
 T = TypeVar("T")
 

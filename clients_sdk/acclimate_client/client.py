@@ -9,21 +9,17 @@ from acclimate_client._checks import Labels
 from acclimate_client._images import Images, Layout
 from acclimate_client._transport import Transport
 from acclimate_client.evidence import Ask, LabelledRow
+from acclimate_client.models import AdapterDescription, ModelEvidence, ModelInfo
+from acclimate_client.pages import ClientPage, DeletedClients, StatePage
 from acclimate_client.results import (
-    AdapterDescription,
     ClientInfo,
-    ClientPage,
     ConfigureResult,
-    DeletedClients,
     EnrolResult,
     FeedbackResult,
     ImportResult,
-    ModelEvidence,
-    ModelInfo,
     Prediction,
     ResetResult,
     RollbackResult,
-    StatePage,
     Timeline,
     TimelinePoint,
 )

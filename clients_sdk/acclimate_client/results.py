@@ -1,4 +1,4 @@
-"""What the server answers, as frozen records. Members that this version does not know are ignored."""
+"""What the server answers about one client, as frozen records. Members that this version does not know are ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,15 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from acclimate_client.errors import Committed
-from acclimate_client.evidence import AdapterEvidence, Guard, GuardDecision, RowCounts
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRef:
-    """Name and version of a published model."""
-
-    name: str
-    version: str
+from acclimate_client.evidence import Guard, GuardDecision, RowCounts
+from acclimate_client.models import ModelRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,122 +146,6 @@ class ClientInfo:
     request_id: str
     guard: Guard | None = None
     adaptation: str = "running"
-
-
-@dataclass(frozen=True, slots=True)
-class ListedClient:
-    """A client among others.
-
-    Attributes:
-        hyperparameters: Those that differ from their defaults.
-        adaptation: As in `StateInfo`.
-        version: Number of changes applied to its state so far.
-        bytes: Memory of Redis that it takes.
-        changed_at: Its last change, in UTC; None if that was not noted.
-        verdict: What its labels show: trusted, undecided or harmful; None if the server does not know.
-        labelled: Images with a label; None if the server does not know.
-        gain: What adapting it brings in accuracy on these, -1..1; None without labels.
-    """
-
-    client_id: str
-    adapter: str
-    hyperparameters: Mapping[str, Any]
-    adaptation: str
-    version: int
-    bytes: int
-    changed_at: datetime | None
-    verdict: str | None
-    labelled: int | None = None
-    gain: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What all clients of the caller take, and the most that they may.
-
-    Attributes:
-        clients, most_clients: How many there are.
-        bytes, most_bytes: Memory of Redis, as it was counted last; None for any.
-    """
-
-    clients: int
-    most_clients: int
-    bytes: int
-    most_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ClientPage:
-    """Some of the clients that have a state.
-
-    Attributes:
-        next: `cursor` of the next page, None after the last.
-        usage: What all of them take; None if the server does not say.
-    """
-
-    model: ModelRef
-    clients: tuple[ListedClient, ...]
-    next: str | None
-    usage: Usage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FailedClient:
-    """A client of several for which it was not done, and why.
-
-    Attributes:
-        code, detail, state_committed: As of `ProblemError`.
-    """
-
-    client_id: str
-    code: str
-    detail: str
-    state_committed: Committed
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedState:
-    """A client's state.
-
-    Attributes:
-        adapter, hyperparameters: With which `Client.configure` makes another client ready for it.
-        state: What `Client.import_state` takes.
-    """
-
-    client_id: str
-    adapter: str
-    hyperparameters: Mapping[str, Any]
-    version: int
-    state: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class StatePage:
-    """States of a page of clients.
-
-    Attributes:
-        failed: Those whose state could not be read.
-        next: `cursor` of the next page, None after the last.
-    """
-
-    states: tuple[ExportedState, ...]
-    failed: tuple[FailedClient, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedClients:
-    """A page of clients that were to be removed.
-
-    Attributes:
-        deleted: Ids of those that are gone.
-        failed: Those that are, or may be, there still.
-        next: `cursor` of the next page, None after the last.
-    """
-
-    deleted: tuple[str, ...]
-    failed: tuple[FailedClient, ...]
-    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,72 +308,3 @@ class FeedbackResult:
     request_id: str
     idempotency_key: str
     key_expires_at_earliest: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class InputInfo:
-    """Size of the images a model takes, in pixels."""
-
-    channels: int
-    height: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterInfo:
-    """Whether a model can be served with an adapter, and if not, what its bundle lacks."""
-
-    available: bool
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterDescription:
-    """One adapter or chain that clients may be configured with.
-
-    Attributes:
-        description: One line.
-        enrols: Whether it takes labelled images of the client.
-        available: Whether the model has everything for it.
-        missing: What it lacks.
-        hyperparameters: JSON schema (draft 2020-12).
-    """
-
-    name: str
-    description: str
-    enrols: bool
-    available: bool
-    missing: tuple[str, ...]
-    hyperparameters: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """One model the server offers.
-
-    Attributes:
-        classes: Class names, in the order of the class indices. [K]
-        adapters: Adapters by name.
-        default: Whether requests that name no model are served by this one.
-    """
-
-    name: str
-    version: str
-    architecture: str
-    classes: tuple[str, ...]
-    input: InputInfo
-    adapters: Mapping[str, AdapterInfo]
-    default: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEvidence:
-    """What labels say of the adapters of one model, over all clients.
-
-    Attributes:
-        policy: What answers clients without a verdict of their own: adapt, frozen or follow-fleet.
-    """
-
-    model: ModelRef
-    policy: str
-    adapters: tuple[AdapterEvidence, ...]
