@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
-from types import UnionType
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from acclimate_client._problems import EXCERPT, committed
@@ -66,7 +66,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if isinstance(kind, type) and is_dataclass(kind):
         return lambda value: record(kind, typed(dict, value))
     parts = get_args(kind)
-    if isinstance(kind, UnionType):  # with None
+    if NoneType in parts:
         some = _reader(parts[0])
         return lambda value: None if value is None else some(value)
     if get_origin(kind) is tuple:
