@@ -36,7 +36,7 @@ from acclimate_adapters.hyperparameters import check, names
 from acclimate_adapters.labels import Labelled, learns
 from acclimate_adapters.methods.chain import join, part_of
 from acclimate_adapters.network.model import FrozenModel, Pass
-from acclimate_adapters.state import Form, State, count
+from acclimate_adapters.state import LARGEST_COUNT, Form, State, count
 
 STRENGTH: Final = 8.0
 """Labelled rows that the fleet counts for beside those of the client."""
@@ -44,6 +44,8 @@ LEAD: Final = 0.01
 """Share of right answers by which the frozen model is ahead."""
 SETTLED: Final = 32
 """Labelled rows of a client before which none of its arms rests: with so many it counts for the fleet."""
+MEMORY: Final = 64.0
+"""Labelled rows of a client that count at most. Of more, all count for less, so that those fade that came long ago."""
 MOST_ARMS: Final = 5
 """Adapters beside the frozen model. Few labels mistake one of many sooner: five did worse than three."""
 DEFAULT_ARMS: Final = ("atp", "bn_adapt+em", "fedcal(estimator=em)")
@@ -62,7 +64,7 @@ class Portfolio:
     Method (equations numbered here):
         arms   0, the frozen model, and A adapters, each with a state of its own, which all see every batch
         rows   that count: labelled ones of which an arm predicted another class than the frozen model. n are those of
-               the client, of which arm a had r_a right
+               the client, of which arm a had r_a right. Beyond 64 of them, n and r_a are multiplied by 64 / n
         f_a    share that arm a has right of such rows of all clients (`informed`), these 8 rows more: the share `prior`
         score  s_a = (r_a + 8 f_a) / (n + 8), and 0.01 more for arm 0                                        (1)
         answer to a batch: that of the arm with the largest score, the first of equal ones                    (2)
@@ -136,7 +138,7 @@ class Portfolio:
         require(self, model)
         arms = self.served(model)
         own = _joined([arm.init(model) for arm in arms])
-        own["counts"] = torch.zeros(2 ** (1 + len(arms)), dtype=torch.int64)
+        own["counts"] = torch.zeros(2 ** (1 + len(arms)), dtype=torch.float64)
         own["fleet"] = torch.from_numpy(self.prior(model))
         return State(self.name, self.layout, model.content_hash, tensors=own)
 
@@ -147,7 +149,8 @@ class Portfolio:
             f"{arm.name}.{name}": form for arm in arms for name, form in arm.form(model, part_of(state, arm)).items()
         }
         shares = Form((1 + len(arms),), (torch.float64,), 0, 1)
-        return {**forms, "steps": count(len(arms)), "counts": count(2 ** (1 + len(arms))), "fleet": shares}
+        counts = Form((2 ** (1 + len(arms)),), (torch.float64, torch.int64), 0, LARGEST_COUNT)  # earlier versions: int
+        return {**forms, "steps": count(len(arms)), "counts": counts, "fleet": shares}
 
     def served(self, model: FrozenModel) -> tuple[Adapter, ...]:
         """The arms beside the frozen model, in the order of `Step.by_arm`."""
@@ -198,12 +201,16 @@ class Portfolio:
             wanted = (len(labels), 1 + len(arms))
             if rows.predicted.shape != wanted:
                 raise InputError(f"predicted classes are needed of shape {[*wanted]}, not {[*rows.predicted.shape]}")
-            tensors["counts"] = state.tensors["counts"] + counted(rows.predicted, labels)
+            counts = remembered(_counts(state) + numbers(counted(rows.predicted, labels)))
+            tensors["counts"] = torch.from_numpy(counts)
         return replace(state, tensors=tensors)
 
     def told(self, state: State) -> tuple[int, ...]:
-        """Labelled rows of this client by kind, as `counted` gives them; as `Informed.told`."""
-        return tuple(state.tensors["counts"].tolist())
+        """Labelled rows of this client by kind, as `counted` gives them; as `Informed.told`.
+
+        Whole numbers, which they are until rows fade; by then all that the client has to say in the fleet was told.
+        """
+        return tuple(map(round, _counts(state).tolist()))
 
     def shares(self, model: FrozenModel, kinds: Sequence[int]) -> tuple[float, ...]:
         """Those of the fleet, shrunk towards what was known before anybody told a label; as `Informed.shares`."""
@@ -218,12 +225,19 @@ class Portfolio:
         return NO_OPINION + np.array([0.0, *gains])
 
     def rivals(self, state: State, labels: float) -> tuple[int, int] | None:
-        """The two arms with the largest scores, unless the first is ahead by more rows; as `Informed.rivals`."""
-        counts = numbers(state.tensors["counts"])
-        rows = scores(counts, numbers(state.tensors["fleet"])) * (counts.sum() + STRENGTH)
-        first, second = two_best(rows)
-        rows[0] += LEAD * labels
-        return None if rows[first] - np.delete(rows, first).max() > labels else (first, second)
+        """The two arms with the largest scores, unless the first is ahead by more rows; as `Informed.rivals`.
+
+        By then earlier rows may have faded: one label after another beyond 64 leaves 64 of 65 parts of all before it.
+        """
+        counts, fleet = _counts(state), numbers(state.tensors["fleet"])
+        first, second = two_best(scores(counts, fleet))
+        right, n = _right(counts, len(fleet)), counts.sum()
+        whole = min(labels, max(0.0, MEMORY - n))
+        kept = (MEMORY / (MEMORY + 1)) ** (labels - whole)
+        ahead = (right[first] - right - whole) * kept - MEMORY * (1 - kept) + STRENGTH * (fleet[first] - fleet)
+        places = np.arange(len(fleet))
+        ahead += LEAD * (min(n + labels, MEMORY) + STRENGTH) * (float(first == 0) - (places == 0))
+        return None if ahead[places != first].min() > 0 else (first, second)
 
     def informed(self, state: State, shares: Sequence[float]) -> State:
         """The state that knows the fleet's shares f_a, [1 + A] in 0..1, arm 0 first; as `Informed.informed`."""
@@ -239,7 +253,7 @@ class Portfolio:
         require_state(self, model, state)
         x, arms = model.batch(x), self.served(model)
         parts, frozen, taken = _parts(arms, state), None, dict[int, Taken]()
-        resting = at_rest(numbers(state.tensors["counts"]), 1 + len(arms))[1:]
+        resting = at_rest(_counts(state), 1 + len(arms))[1:]
         awake = [(a, arm) for a, arm in enumerate(arms) if not resting[a]]
         for a, arm in awake:
             if not isinstance(arm, FrozenOnly):
@@ -258,7 +272,7 @@ class Portfolio:
 
     def _answer(self, state: State, frozen: Pass, steps: Sequence[Step]) -> Step:
         """The answer of the arm with the largest score (2)."""
-        chosen = int(scores(numbers(state.tensors["counts"]), numbers(state.tensors["fleet"])).argmax())
+        chosen = int(scores(_counts(state), numbers(state.tensors["fleet"])).argmax())
         given = steps[chosen - 1] if chosen else Step(frozen.logits, state, features=frozen.features)
         before = frozen.logits.argmax(dim=-1, keepdim=True)
         by_arm = torch.cat([before[:, :0], *(step.logits.argmax(dim=-1, keepdim=True) for step in steps)], dim=1)
@@ -277,6 +291,11 @@ class Portfolio:
             frozen.features,
             by_arm,
         )
+
+
+def remembered(counts: Numbers) -> Numbers:
+    """Labelled rows by kind, all of which count for less where they are more than a client's `MEMORY`."""
+    return counts * min(1.0, MEMORY / max(1.0, float(counts.sum())))
 
 
 def shrunk(counts: Numbers, towards: Numbers) -> Numbers:
@@ -382,6 +401,11 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _served(model: FrozenModel, portfolio: Portfolio) -> tuple[Adapter, ...]:
     return tuple(arm for arm in portfolio._named if not missing(arm, model))
+
+
+def _counts(state: State) -> Numbers:
+    """The client's labelled rows by kind; earlier versions kept all that ever came."""
+    return remembered(numbers(state.tensors["counts"]))
 
 
 def _parts(arms: Sequence[Adapter], state: State) -> list[State]:

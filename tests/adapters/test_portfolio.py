@@ -32,6 +32,7 @@ from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_adapters.guard import bounded
 from acclimate_adapters.portfolio import (
     LEAD,
+    MEMORY,
     MOST_ARMS,
     SETTLED,
     STRENGTH,
@@ -39,6 +40,7 @@ from acclimate_adapters.portfolio import (
     arm_of,
     at_rest,
     counted,
+    remembered,
     scores,
     shrunk,
 )
@@ -134,14 +136,17 @@ def test_the_score_shrinks_a_clients_share_towards_the_fleets() -> None:
 def test_a_choice_is_settled_where_so_many_labels_against_it_would_not_turn_it(model: FrozenModel) -> None:
     adapter, rng, found = Portfolio(arms=("t3a", "bn_adapt")), np.random.default_rng(0), list[bool]()
     for _ in range(200):
-        counts, fleet, more = rng.integers(0, 30, 8), rng.uniform(0.2, 0.8, 3), int(rng.integers(1, 30))
+        counts = remembered(rng.integers(0, 15, 8).astype(float))
+        fleet, more = rng.uniform(0.2, 0.8, 3), int(rng.integers(1, 30))
         state = adapter.informed(adapter.init(model), fleet.tolist())
         state = replace(state, tensors={**state.tensors, "counts": torch.from_numpy(counts)})
         first = int(scores(counts, fleet).argmax())
         turned = []
         for other in {0, 1, 2} - {first}:
             against = counts.copy()
-            against[2**other] += more
+            for _ in range(more):
+                against[2**other] += 1
+                against = remembered(against)
             turned.append(int(scores(against, fleet).argmax()) != first)
         found.append(not any(turned))
         rivals = adapter.rivals(state, more)
@@ -150,6 +155,43 @@ def test_a_choice_is_settled_where_so_many_labels_against_it_would_not_turn_it(m
             ordered = sorted(scores(counts, fleet), reverse=True)
             assert [scores(counts, fleet)[arm] for arm in rivals] == ordered[:2]
     assert 20 < sum(found) < 180
+
+
+def test_what_labels_said_long_ago_fades_so_that_an_arm_at_rest_wakes(model: FrozenModel, streams: Tensor) -> None:
+    adapter, x = Portfolio(), streams[0]
+    step = adapter.step(model, adapter.init(model), x[0])
+    assert step.by_arm is not None
+
+    def told(state: State, right: int, rows: int) -> State:
+        """So many more labels, all of rows that one arm has right alone: 1 is `atp`, 0 the frozen model."""
+        predicted = torch.tensor([[place + (place == right) for place in range(4)]] * rows)
+        predicted[:, right] = 5
+        return adapter.learn(model, state, Labelled(torch.full((rows,), 5), predicted=predicted))
+
+    state = step.state
+    for _ in range(20):
+        state = told(state, right=1, rows=20)
+    assert float(state.tensors["counts"].sum()) == pytest.approx(MEMORY)
+    assert adapter.told(state)[0b0010] == MEMORY
+    rested = adapter.step(model, state, x[1])
+    assert (rested.signals["arm"], rested.state.tensors["steps"].tolist()) == (1.0, [2, 1, 1])
+    against = 0
+    while adapter.step(model, state, x[1]).signals["arm"] == 1.0:
+        state, against = told(state, right=0, rows=1), against + 1
+    assert 30 < against < 50, "400 labels spoke for the arm, and as many would be needed against it without fading"
+
+
+def test_labels_of_earlier_versions_which_kept_all_are_remembered_like_others(model: FrozenModel) -> None:
+    adapter = Portfolio()
+    state = adapter.init(model)
+    kinds = torch.arange(16) * 5
+    earlier = replace(state, tensors={**state.tensors, "counts": kinds})
+    earlier.require_form(adapter.form(model, earlier))
+    now = replace(state, tensors={**state.tensors, "counts": kinds.double() * (MEMORY / float(kinds.sum()))})
+    assert adapter.told(earlier) == adapter.told(now)
+    rows = Labelled(torch.tensor([1]), predicted=torch.tensor([[1, 2, 1, 1]]))
+    after = (adapter.learn(model, each, rows).tensors["counts"] for each in (earlier, now))
+    torch.testing.assert_close(*after)
 
 
 def test_rows_in_which_no_arm_differs_count_for_nothing() -> None:

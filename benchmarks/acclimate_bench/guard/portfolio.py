@@ -19,7 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acclimate_adapters.portfolio import DEFAULT_ARMS, NO_OPINION, Portfolio, at_rest, counted, scores, shrunk, two_best
+from acclimate_adapters.portfolio import (
+    DEFAULT_ARMS,
+    NO_OPINION,
+    Portfolio,
+    at_rest,
+    counted,
+    remembered,
+    scores,
+    shrunk,
+    two_best,
+)
 from acclimate_bench.accuracy.measure import BATCH, Classes, Hits
 from acclimate_bench.accuracy.report import HARM, rounded, signed, table
 from acclimate_bench.accuracy.selection import add_data, folders
@@ -106,7 +116,7 @@ def replay(predicted: Predicted, share: float, choice: Choice, seed: int) -> Hit
             told = _told(classes, int(budget[client]), choice, rivals, rng)
             budget[client] -= len(told)
             labels = torch.from_numpy(predicted.labels[client, batch][told])
-            counts[client] += counted(torch.from_numpy(classes[told]), labels).numpy()
+            counts[client] = remembered(counts[client] + counted(torch.from_numpy(classes[told]), labels).numpy())
     return hits
 
 
