@@ -1,8 +1,9 @@
 """How many bits each part of a state is worth, under a budget of bytes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,13 +99,38 @@ class Measured:
         return np.add.reduceat(steps, np.arange(0, len(self.maxima), PART // BLOCK), axis=1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A column and a row whose product is stored, both at one level; either without the other would be nothing."""
+
+    column: Measured
+    row: Measured
+
+    parts: ClassVar = 1
+    exact_only: ClassVar = False
+    least: ClassVar = LEVELS.index(0)
+
+    def sizes(self) -> Integers:
+        """Bytes of both at each level, [levels, 1]."""
+        sizes: Integers = sum(vector.sizes().sum(axis=1, keepdims=True) for vector in (self.column, self.row))
+        return sizes
+
+    def effects(self) -> NDArray[np.float64]:
+        """Expected effect of storing both at each level, [levels, 1]; without them the product is lost, but once."""
+        effects: NDArray[np.float64] = sum(
+            vector.effects().sum(axis=1, keepdims=True) for vector in (self.column, self.row)
+        )
+        effects[0] /= 2
+        return effects
+
+
 def measure(x: Floats, weight: float, *, coarse: bool = True) -> Measured:
     """Measure a tensor [N]."""
     return Measured(x, block_maxima(x), weight, coarse)
 
 
-def allocate(tensors: list[Measured], budget: int) -> list[list[int]]:
-    """Bits of each part of each tensor, so that the sum of all effects is small.
+def allocate(tensors: Sequence[Measured | Product], budget: int) -> list[list[int]]:
+    """Bits of each part of each tensor, and of each product, so that the sum of all effects is small.
 
     Greedy on marginal effects: from nothing at all, that step comes next which avoids most per byte and still fits.
     Steps lead along the convex hull of each part's effects over its bytes, where greedy is as good as any choice but

@@ -114,5 +114,5 @@ def test_a_coded_state_is_no_import(make_replica, serial, stream, assert_problem
     state = atp.step(model, atp.init(model), serial.bundle.prepare(stream(0, 1)[0])).state
     data = encode(state, STATE_BUDGET, sensitivity(atp, model))
     reply = replica.http.put("/clients/cam/state", content=data)
-    assert "coded.1:atp" in assert_problem(reply, 409, "state_mismatch")["detail"]
+    assert "coded.3:atp" in assert_problem(reply, 409, "state_mismatch")["detail"]
     assert replica.http.put("/clients/cam/state", content=decode(data).to_bytes()).status_code == 200
