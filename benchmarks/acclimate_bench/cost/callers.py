@@ -2,8 +2,8 @@
 
     python -m acclimate_bench.cost.callers PORT SHAPE CALLERS
 
-Asked for so many seconds, each caller sends batches of its clients in turn over one kept-alive connection, the next one
-once it has the last reply. Told are the seconds of CPU that this process took, and then those that each batch took.
+Asked for so many seconds, each caller sends batches of its clients in turn over a new kept-alive connection, the next
+one once it has the last reply. Told are the seconds of CPU that this process took, and then those that each batch took.
 """
 
 import sys
@@ -21,6 +21,9 @@ CLIENTS: Final = 8
 
 def call(connections: list[Connection], seconds: int) -> list[float]:
     """Let all call for so many seconds."""
+    for connection in connections:
+        connection.close()  # it may have been idle for longer than the server allows
+        connection.connect()
     cpu = time.process_time()
     with ThreadPoolExecutor(len(connections)) as threads:
         taken = list(threads.map(partial(_call, time.perf_counter() + seconds), connections))

@@ -30,7 +30,12 @@ class Connection:
             for path in paths
         )
         self._requests = itertools.cycle([head.encode() + body for head in heads])
-        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._port = port
+        self.connect()
+
+    def connect(self) -> None:
+        """Open it, anew once it is closed."""
+        self._socket = socket.create_connection(("127.0.0.1", self._port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self) -> None:
@@ -46,6 +51,9 @@ class Connection:
         left = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]) - len(body)
         while left > 0:
             left -= len(self._receive())
+        if b"\r\nconnection: close" in head:  # nginx lets a connection have 1000 requests
+            self.close()
+            self.connect()
 
     def close(self) -> None:
         """Close it: servers end connections that were idle, each after a time of its own."""
