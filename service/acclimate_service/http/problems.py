@@ -211,7 +211,7 @@ def problem_of(request: Request, error: Exception) -> Problem:
         case InputError():
             return Problem("invalid_request", str(error))
         case UnusableState():
-            return Problem("state_corrupt", f"{error}; only a reset or a DELETE of the client helps")
+            return Problem("state_corrupt", f"{error}; {_WAY_OUT}")
         case StateError():
             return _of_state(error)
         case HTTPException():
@@ -233,6 +233,11 @@ def failure_of(request: Request, error: Exception) -> Mapping[str, Any]:
         _log.error("request %s failed for one client of several", request.state.request_id, exc_info=error)
     return {"code": problem.code, "detail": problem.detail, "state_committed": problem.committed}
 
+
+_WAY_OUT: Final = (
+    "if a newer release wrote it, a replica of that one goes on; else only a reset or a DELETE of the client helps"
+)
+"""With a stored state that cannot be used."""
 
 _OF_STATE: Final[Mapping[type[StateError], str]] = {
     ClientDeleted: "client_deleted",
@@ -256,13 +261,13 @@ def _of_state(error: StateError) -> Problem:
             return Problem("state_corrupt", detail, error.committed)
         case StateCorrupt() | StateUnreadable():
             code = "state_corrupt" if isinstance(error, StateCorrupt) else "state_unreadable"
-            return Problem(code, f"{error}; only a reset or a DELETE of the client helps", error.committed)
+            return Problem(code, f"{error}; {_WAY_OUT}", error.committed)
         case StepFailed(__cause__=InputError() as cause):
             return Problem("invalid_request", str(cause), error.committed)
         case StepFailed(__cause__=Problem() as cause):
             return Problem(cause.code, f"the step was given up half way: {cause}", error.committed, cause.headers)
         case StepFailed(__cause__=UnusableState() as cause):
-            return Problem("state_corrupt", f"{cause}; only a reset or a DELETE of the client helps", error.committed)
+            return Problem("state_corrupt", f"{cause}; {_WAY_OUT}", error.committed)
         case StepFailed():
             return Problem("step_failed", f"{error}; the log has the details", error.committed)
         case RequestRunning(retry_after_ms=wait):

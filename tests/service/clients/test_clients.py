@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from acclimate_adapters.compression import coding
 from acclimate_client.errors import ClientUnknownError, KeyReusedError, KeyUsedBeforeDeleteError
 from acclimate_service.state import StateStore
 
@@ -299,6 +300,22 @@ def test_a_damaged_state_is_never_replaced_by_a_fresh_one(make_replica, post, st
         assert_problem(post(replica, "hurt", images), 503, "state_corrupt")
     assert replica.http.post("/clients/hurt/reset").status_code == 200
     assert post(replica, "hurt", images).json()["state"]["status"] == "reset"
+
+
+def test_a_state_that_a_newer_release_wrote_is_refused_and_kept_for_it(
+    make_replica, post, stream, assert_problem, monkeypatch
+):
+    images = stream(0, 1)[0][:, 0]
+    with monkeypatch.context() as newer:
+        newer.setattr(coding, "_FORM", "coded.9:")
+        replica = make_replica(cache_bytes=0, adapter="balanced", state_budget=0.5)
+        assert post(replica, "cam", images).json()["state"]["version"] == 1
+    refused = post(replica, "cam", images)
+    assert_problem(refused, 503, "state_corrupt")
+    assert "coded.9:balanced" in refused.json()["detail"]
+    assert "if a newer release wrote it, a replica of that one goes on" in refused.json()["detail"]
+    monkeypatch.setattr(coding, "_FORM", "coded.9:")
+    assert post(replica, "cam", images).json()["state"]["version"] == 2
 
 
 @pytest.mark.parametrize("adapter", ["atp", "fedcal"])
