@@ -294,7 +294,7 @@ class Portfolio:
 
 
 def remembered(counts: Numbers) -> Numbers:
-    """Labelled rows by kind, all of which count for less where they are more than a client's `MEMORY`."""
+    """Labelled rows by kind [2 ** (1 + A)], all of which count for less where they are more than `MEMORY`."""
     return counts * min(1.0, MEMORY / max(1.0, float(counts.sum())))
 
 

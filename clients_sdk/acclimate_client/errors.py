@@ -310,7 +310,10 @@ class StoreUnavailableError(ProblemError):
 
 
 class StateCorruptError(ProblemError):
-    """`state_corrupt` (503): the client's stored state fails its checks: reset or delete the client."""
+    """`state_corrupt` (503): the client's stored state fails its checks.
+
+    If a newer release of the service wrote it, a replica of that one goes on; else reset or delete the client.
+    """
 
 
 class StateUnreadableError(ProblemError):

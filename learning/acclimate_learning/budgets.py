@@ -1,5 +1,6 @@
 """How few bytes the stored states of an adapter may take, found on clients that tune and do not judge."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from acclimate_adapters import Adapter, FrozenModel, create
 from acclimate_adapters.compression.coding import decode, encode
-from acclimate_adapters.compression.sensitivity import Tolerant, sensitivity
+from acclimate_adapters.compression.sensitivity import sensitivity
 from acclimate_learning.clients import Client
 from acclimate_learning.judging import BATCH
 from acclimate_store import InputSpec
@@ -48,7 +49,8 @@ def choose_budget(
 ) -> StateBudget | None:
     """The least budget that keeps the answers of exact states.
 
-    None where an adapter's states are stored exactly, and where the clients have too few images to show anything.
+    None where the bytes of an adapter's states do not depend on it, and where the clients have too few images to show
+    anything.
 
     Budgets are halved in on, from the largest to the least: what a budget spoils, a smaller one spoils as well.
 
@@ -62,7 +64,8 @@ def choose_budget(
         progress: called after each client.
     """
     method = create(adapter, **(options or {}))
-    if not isinstance(method, Tolerant) or sum(len(client.labels) for client in clients) < FEWEST_ROWS:
+    rounded_to_budget = any(map(math.isfinite, sensitivity(method, model).values()))
+    if not rounded_to_budget or sum(len(client.labels) for client in clients) < FEWEST_ROWS:
         return None
     exact = follow(method, model, spec, clients, EXACT, progress)
     labels = torch.from_numpy(np.concatenate([client.labels for client in clients]))

@@ -50,8 +50,9 @@ def test_too_few_answers_show_nothing(bundle: Bundle, clients: list[Client]) -> 
     assert choose_budget(bundle.model, bundle.manifest.input, clients, "atp", "them") is None
 
 
-def test_states_that_tolerate_no_rounding_have_no_budget(
-    bundle: Bundle, clients: list[Client], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("adapter", ["fedcal", "balanced"])
+def test_states_whose_bytes_do_not_depend_on_it_have_no_budget(
+    bundle: Bundle, clients: list[Client], monkeypatch: pytest.MonkeyPatch, adapter: str
 ) -> None:
     monkeypatch.setattr(budgets, "FEWEST_ROWS", 1)
-    assert choose_budget(bundle.model, bundle.manifest.input, clients, "fedcal", "them") is None
+    assert choose_budget(bundle.model, bundle.manifest.input, clients, adapter, "them") is None

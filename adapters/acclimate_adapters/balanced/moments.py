@@ -81,7 +81,7 @@ class SourceMoments:
         widths: channels of each layer; none without BatchNorm.
         by_class: [2, K, C], mu_k and s_k: mean moments of the rows of each class.
         overall: M1 and M2 [2, C], their mean under the prior.
-        variance: V [C], of all values of a channel; above 0.
+        units: [2, C], standard deviation and variance V of all values of a channel; above 0.
         row_variance: omega [C], variance of a row's a within its class.
         eta: [L], mean of omega / V over the channels of each layer.
         layers: by name.
@@ -92,7 +92,7 @@ class SourceMoments:
     widths: Mapping[str, int]
     by_class: Tensor
     overall: Tensor
-    variance: Tensor
+    units: Tensor
     row_variance: Tensor
     eta: Tensor
     layers: Mapping[str, Layer]
@@ -120,7 +120,8 @@ class SourceMoments:
         noise = by_layer(row_variance * precision, widths)
         eta = torch.stack([part.sum() for part in noise.values()]) if noise else prior.new_zeros(0)
         layers = _layers(model, widths, overall[0], variance, precision)
-        return cls(prior, numbers(prior), widths, by_class, overall, variance, row_variance, eta, layers)
+        units = torch.stack([variance.sqrt(), variance])
+        return cls(prior, numbers(prior), widths, by_class, overall, units, row_variance, eta, layers)
 
     def deviations(self, moments: Tensor) -> Tensor:
         """How moments [2, C] of a client deviate from those of the source, in units of its standard deviations.
@@ -129,12 +130,12 @@ class SourceMoments:
         whose errors do the same harm in every channel, and means over rows as the moments are.
         """
         d1, d2 = moments - self.overall
-        return torch.stack([d1 / self.variance.sqrt(), (d2 - 2 * self.overall[0] * d1) / self.variance])
+        return torch.stack([d1, d2 - 2 * self.overall[0] * d1]) / self.units
 
     def moments(self, deviations: Tensor) -> Tensor:
         """The inverse of `deviations`."""
-        d1 = deviations[0] * self.variance.sqrt()
-        return self.overall + torch.stack([d1, deviations[1] * self.variance + 2 * self.overall[0] * d1])
+        d1, about = deviations * self.units
+        return self.overall + torch.stack([d1, about + 2 * self.overall[0] * d1])
 
     def columns(self, layer: str) -> slice:
         """Where the channels of a layer are among those of all."""

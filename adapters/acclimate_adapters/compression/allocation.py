@@ -72,6 +72,11 @@ class Measured:
             return LEVELS.index(32)
         return LEVELS.index(16) if math.isinf(self.weight) else LEVELS.index(0)
 
+    @property
+    def owed(self) -> int:
+        """Bytes of the budget that it takes beforehand."""
+        return int(self.sizes()[-1].sum()) if self.exact_only and math.isfinite(self.weight) else 0
+
     def sizes(self) -> Integers:
         """Bytes of each part at each level, [levels, parts]."""
         sizes = np.repeat(_FULL, self.parts, axis=1)
@@ -107,7 +112,7 @@ class Product:
     row: Measured
 
     parts: ClassVar = 1
-    exact_only: ClassVar = False
+    owed: ClassVar = 0
     least: ClassVar = LEVELS.index(0)
 
     def sizes(self) -> Integers:
@@ -143,9 +148,8 @@ def allocate(tensors: Sequence[Measured | Product], budget: int) -> list[list[in
     """
     effects = np.concatenate([tensor.effects() for tensor in tensors], axis=1)
     sizes = np.concatenate([tensor.sizes() for tensor in tensors], axis=1)
-    exact = np.repeat([tensor.exact_only for tensor in tensors], [tensor.parts for tensor in tensors])
     levels = np.repeat([tensor.least for tensor in tensors], [tensor.parts for tensor in tensors])
-    left = budget - int(sizes[-1, exact].sum())
+    left = budget - sum(tensor.owed for tensor in tensors)
     parts, raised, costs = _raises(effects, sizes)
     done = _fitting(parts, costs, left)
     np.maximum.at(levels, parts[done], raised[done])

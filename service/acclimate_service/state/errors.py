@@ -45,7 +45,7 @@ class StoreFull(StateError):
 
 
 class StateCorrupt(StateError):
-    """A stored state failed its verification; only a reset or a DELETE helps."""
+    """A stored state failed its verification; unless a newer release wrote it, only a reset or a DELETE helps."""
 
 
 class TooManyClients(StoreFull):

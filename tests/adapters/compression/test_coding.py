@@ -160,6 +160,10 @@ def test_tensors_of_infinite_weight_keep_three_digits_beside_the_budget_of_the_o
     alone = encode(replace(both, tensors={"x": x}), 0.05, {"x": 1.0})
     assert len(together) - len(alone) == pytest.approx(x.nbytes / 2, abs=100)
     assert float(((decode(together).tensors["fine"] - x) / x).abs().max()) < 2**-7
+    exact = replace(both, tensors={"fine": torch.full_like(x, torch.inf), "x": x})
+    beside = decode(encode(exact, 0.3, {"fine": math.inf, "x": 1.0})).tensors
+    assert bool(beside["fine"].isinf().all())
+    assert bool(beside["x"].any()), "nor does it take the bytes of the others where it stays exact"
 
 
 def test_tensors_that_cannot_be_rounded_stay_exact():
