@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acclimate_adapters import Adapter, FrozenModel, create
 from acclimate_adapters.compression.coding import decode, encode
-from acclimate_adapters.compression.sensitivity import sensitivity
+from acclimate_adapters.compression.sensitivity import Tolerant, sensitivity
 from acclimate_learning.clients import Client
 from acclimate_learning.judging import BATCH
 from acclimate_store import InputSpec
@@ -64,8 +64,9 @@ def choose_budget(
         progress: called after each client.
     """
     method = create(adapter, **(options or {}))
-    rounded_to_budget = any(map(math.isfinite, sensitivity(method, model).values()))
-    if not rounded_to_budget or sum(len(client.labels) for client in clients) < FEWEST_ROWS:
+    weights = sensitivity(method, model)
+    fixed = not isinstance(method, Tolerant) or (weights and all(map(math.isinf, weights.values())))
+    if fixed or sum(len(client.labels) for client in clients) < FEWEST_ROWS:
         return None
     exact = follow(method, model, spec, clients, EXACT, progress)
     labels = torch.from_numpy(np.concatenate([client.labels for client in clients]))
